@@ -1,0 +1,128 @@
+"""The error tree: one class per kind of failure, all below `WeighlockError`.
+
+```
+WeighlockError
+├─ FormatError (ValueError)      bytes are not what they claim to be        .source .offset
+│  ├─ HeaderError                the header cannot be read as a header
+│  ├─ LayoutError                names, shapes, dtypes or offsets contradict each other
+│  ├─ UnsupportedDType           an element type this format or library does not have
+│  └─ TruncatedFile              the file ends before what it announces
+├─ SourceError (OSError)         bytes could not be read
+│  ├─ ShortRead                  the source ended early                     .wanted .got
+│  └─ SourceChanged              the file is no longer the one that was opened
+├─ DiskError (OSError)           bytes could not be put
+│  ├─ NoSpace                    the disk is or would be full               .wanted_bytes .free_bytes
+│  └─ NotDurable                 fsync failed: the new file was discarded, never retried
+└─ LimitExceeded                 input asks for more than `Limits` allows   .limit .asked .allowed
+```
+
+Messages say what happened, to which thing, with both numbers, and what to do. Whether a repeat may
+help is told by `retryable` on the class, never by the text. Knows no other module of the package.
+"""
+
+from typing import ClassVar
+
+__all__ = [
+    "DiskError",
+    "FormatError",
+    "HeaderError",
+    "LayoutError",
+    "LimitExceeded",
+    "NoSpace",
+    "NotDurable",
+    "ShortRead",
+    "SourceChanged",
+    "SourceError",
+    "TruncatedFile",
+    "UnsupportedDType",
+    "WeighlockError",
+]
+
+
+class WeighlockError(Exception):
+    """The root of every error raised on purpose."""
+
+    retryable: ClassVar[bool] = False
+
+
+class FormatError(WeighlockError, ValueError):
+    """Bytes are not what they claim to be."""
+
+    def __init__(
+        self, message: str, *, source: str | None = None, offset: int | None = None
+    ) -> None:
+        super().__init__(f"{source}: {message}" if source else message)
+        self.source = source
+        """The label of the source that holds the bytes, where known."""
+        self.offset = offset
+        """The byte in that source at which reading failed, where known."""
+
+
+class HeaderError(FormatError):
+    """The header cannot be read as a header."""
+
+
+class LayoutError(FormatError):
+    """Names, shapes, dtypes or offsets contradict each other."""
+
+
+class UnsupportedDType(FormatError):
+    """An element type this format or library does not have."""
+
+
+class TruncatedFile(FormatError):
+    """The file ends before what it announces."""
+
+
+class SourceError(WeighlockError, OSError):
+    """Bytes could not be read."""
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class ShortRead(SourceError):
+    """The source ended before the read was full."""
+
+    def __init__(self, message: str, *, wanted: int, got: int) -> None:
+        super().__init__(message)
+        self.wanted = wanted
+        self.got = got
+
+
+class SourceChanged(SourceError):
+    """The file is no longer the one that was opened."""
+
+
+class DiskError(WeighlockError, OSError):
+    """Bytes could not be put."""
+
+    def __init__(self, message: str, *, errno: int | None = None) -> None:
+        super().__init__(message)
+        self.errno = errno
+
+
+class NoSpace(DiskError):
+    """The disk is full, or would be."""
+
+    def __init__(
+        self, message: str, *, wanted_bytes: int, free_bytes: int, errno: int | None = None
+    ) -> None:
+        super().__init__(message, errno=errno)
+        self.wanted_bytes = wanted_bytes
+        self.free_bytes = free_bytes
+
+
+class NotDurable(DiskError):
+    """An fsync failed; what it was to protect has been discarded and is not retried."""
+
+
+class LimitExceeded(WeighlockError):
+    """Input asks for more than `Limits` allows."""
+
+    def __init__(self, message: str, *, limit: str, asked: int, allowed: int) -> None:
+        super().__init__(message)
+        self.limit = limit
+        self.asked = asked
+        self.allowed = allowed

@@ -1,0 +1,117 @@
+"""Which format bytes are in, decided by content, once. Knows first bytes and directory listings."""
+
+import os
+from typing import TYPE_CHECKING, TypeAlias
+
+from weighlock.errors import FormatError, SourceError
+from weighlock.formats import sharded
+from weighlock.formats.safetensors import open_safetensors
+from weighlock.limits import Limits
+from weighlock.sources.base import Source
+from weighlock.sources.local import BytesSource, FileSource
+
+if TYPE_CHECKING:
+    from weighlock.tensors.catalog import Catalog
+
+__all__ = ["Openable", "open_catalog"]
+
+Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Source"
+
+# What people hand over instead of weights, by its first bytes: the error should say what it is.
+_IMPOSTORS = (
+    (b"version https://git-lfs", "a Git LFS pointer, not the weights: run `git lfs pull`"),
+    (b"PK\x03\x04", "a ZIP archive (a PyTorch checkpoint?), which this version does not read"),
+    (b"\x80", "a pickle (a PyTorch checkpoint?), which this version does not read"),
+    (b"GGUF", "a GGUF file, which this version does not read"),
+    (b"\x93NUMPY", "a numpy array, which this version does not read"),
+    (b"\x89HDF", "an HDF5 file, which is not read"),
+    (b"\x1f\x8b", "compressed with gzip: decompress it first"),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd: decompress it first"),
+    (b"BZh", "compressed with bzip2: decompress it first"),
+    (b"\xfd7zXZ", "compressed with xz: decompress it first"),
+)
+
+
+def open_catalog(target: "Openable", limits: Limits | None = None) -> "Catalog":
+    """Open weights: headers are read, tensors are not.
+
+    Args:
+        target: a file, a directory or index of a sharded model, bytes, or a `Source`.
+        limits: what the input may ask for.
+
+    Raises:
+        FormatError: it is not in a format that can be read, or contradicts itself.
+        SourceError: it could not be read.
+    """
+    limits = limits or Limits()
+    if isinstance(target, (bytes, bytearray, memoryview)):
+        return _open_source(BytesSource(target), limits)
+    if isinstance(target, (str, os.PathLike)):
+        return _open_path(os.fspath(target), limits)
+    if isinstance(target, Source):
+        return _open_source(target, limits)
+    raise TypeError(f"cannot open a {type(target).__name__}: pass a path, bytes or a Source")
+
+
+def _open_path(path: str, limits: Limits) -> "Catalog":
+    if "://" in path:
+        raise SourceError(f"{path}: URLs are not read by this version; download the file first")
+    if os.path.isdir(path):
+        return _open_directory(path, limits)
+    if path.endswith(".index.json"):
+        return sharded.open_index(path, limits)
+    source = FileSource(path)
+    try:
+        return _open_source(source, limits)
+    except BaseException:
+        source.close()
+        raise
+
+
+def _open_directory(path: str, limits: Limits) -> "Catalog":
+    """The one model of a directory: its only index, or its only safetensors file."""
+    try:
+        names = sorted(os.listdir(path))
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be listed: {error.strerror}", errno=error.errno) from error
+    names = [name for name in names if not name.startswith(".")]
+    indices = [name for name in names if name.endswith(".safetensors.index.json")]
+    files = [name for name in names if name.endswith(".safetensors")]
+    if len(indices) == 1:
+        return sharded.open_index(os.path.join(path, indices[0]), limits)
+    if not indices and len(files) == 1:
+        return _open_path(os.path.join(path, files[0]), limits)
+    found = indices or files
+    if not found:
+        raise FormatError("holds no *.safetensors file and no *.safetensors.index.json", source=path)
+    raise FormatError(
+        f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one of them by name",
+        source=path,
+    )
+
+
+def _open_source(source: Source, limits: Limits) -> "Catalog":
+    first = bytearray(min(source.size, 512))
+    source.read_into(0, memoryview(first))
+    impostor = _impostor(bytes(first))
+    if impostor:
+        raise FormatError(f"is {impostor}", source=source.label)
+    return open_safetensors(source, limits)
+
+
+def _impostor(first: bytes) -> str | None:
+    # A safetensors file has its `{` at byte 8: it is never taken for anything else.
+    if first[8:9] == b"{":
+        return None
+    if not first:
+        return "empty"
+    for magic, what in _IMPOSTORS:
+        if first.startswith(magic):
+            return what
+    if first[257:262] == b"ustar":
+        return "a tar archive, which this version does not read"
+    if not any(first) and len(first) == 512:
+        return "all zeros at its start: a download or copy that was cut off?"
+    if first.lstrip()[:1] == b"<":
+        return "an HTML or XML page, not weights: was a login page downloaded?"
+    return None

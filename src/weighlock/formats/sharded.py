@@ -1,0 +1,178 @@
+"""A model in several files, held together by an index. Knows the index; a shard is any file.
+
+Names are known from the index alone; a shard is opened when one of its tensors is first asked for.
+"""
+
+import os
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import msgspec
+
+from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
+from weighlock.formats import strict_json
+from weighlock.formats.safetensors import open_safetensors
+from weighlock.limits import Limits
+from weighlock.sources.local import FileSource
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.ref import TensorRef
+
+__all__ = ["INDEX_NAME", "ShardedRefs", "build_index", "open_index", "shard_name"]
+
+INDEX_NAME = "model.safetensors.index.json"
+
+
+def shard_name(number: int, count: int) -> str:
+    """The customary name of the `number`-th of `count` shards, counted from one."""
+    return f"model-{number:05d}-of-{count:05d}.safetensors"
+
+
+def build_index(weight_map: Mapping[str, str], total_bytes: int) -> bytes:
+    """The index as JSON: which tensor lies in which file, and how many bytes all have."""
+    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(weight_map)}
+    return msgspec.json.format(msgspec.json.encode(index), indent=2) + b"\n"
+
+
+def open_index(path: str, limits: Limits | None = None) -> Catalog:
+    """The catalog of a sharded model, from its index. Opens no shard.
+
+    Raises:
+        FormatError: the index contradicts itself, points outside its directory, or a shard it names
+            is not there.
+    """
+    limits = limits or Limits()
+    source = FileSource(path, hold=False)
+    if source.size > limits.header_bytes:
+        raise HeaderError(
+            f"the index has {source.size:,} bytes, {limits.header_bytes:,} are allowed", source=path
+        )
+    raw = bytearray(source.size)
+    source.read_into(0, memoryview(raw))
+    index = strict_json.parse(bytes(raw), source=path, tokens=4 * limits.tensors + 65_536)
+    weight_map, metadata = _check_index(index, path)
+    limits.check("tensors", len(weight_map), f"{path}: tensors in the index")
+    names = sorted(set(weight_map.values()))
+    limits.check("shards", len(names), f"{path}: files in the index")
+    places = {name: _confined(path, name) for name in names}
+    refs = ShardedRefs(weight_map, places, limits)
+    return Catalog(refs, metadata, refs.close)
+
+
+def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]:
+    weight_map = index.get("weight_map") if isinstance(index, dict) else None
+    if not isinstance(weight_map, dict):
+        raise HeaderError("has no weight_map: not the index of a sharded model", source=path)
+    for name, shard in weight_map.items():
+        if not isinstance(shard, str):
+            raise HeaderError(f"tensor {name!r} is mapped to {shard!r}, not a file", source=path)
+    metadata = index.get("metadata") or {}
+    if not isinstance(metadata, dict):
+        raise HeaderError("its metadata is not an object", source=path)
+    return weight_map, {
+        key: value if isinstance(value, str) else msgspec.json.encode(value).decode()
+        for key, value in metadata.items()
+    }
+
+
+def _confined(index_path: str, name: str) -> str:
+    """The path of a shard, which must be a plain name beside its index."""
+    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+        raise LayoutError(
+            f"names the shard {name!r}: shards lie beside their index, without a path",
+            source=index_path,
+        )
+    directory = os.path.dirname(os.path.abspath(index_path))
+    path = os.path.join(directory, name)
+    if not os.path.lexists(path):
+        raise TruncatedFile(f"names the shard {name!r}, which is not there", source=index_path)
+    # A cache may keep the index and the shards as links into one directory of blobs, side by side;
+    # a link to anywhere else would read a file the index has no business with.
+    home = {os.path.realpath(directory), os.path.dirname(os.path.realpath(index_path))}
+    target = os.path.realpath(path)
+    if os.path.dirname(target) not in home:
+        raise LayoutError(
+            f"names the shard {name!r}, which is a link out of its directory", source=index_path
+        )
+    if not os.path.exists(target):
+        raise TruncatedFile(f"names the shard {name!r}, a link to nothing", source=index_path)
+    return path
+
+
+class ShardedRefs(Mapping[str, TensorRef]):
+    """Refs by name over shards that are opened on first use.
+
+    The first `limits.open_files` shards keep their descriptor; the others are opened for each read.
+    """
+
+    def __init__(self, weight_map: Mapping[str, str], places: Mapping[str, str], limits: Limits) -> None:
+        self._weight_map = dict(weight_map)
+        self._places = dict(places)
+        self._limits = limits
+        self._shards: dict[str, Catalog] = {}
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+
+    def __reduce__(self) -> "tuple[Callable[..., ShardedRefs], tuple[object, ...]]":
+        return ShardedRefs, (self._weight_map, self._places, self._limits)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._weight_map)
+
+    def __len__(self) -> int:
+        return len(self._weight_map)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._weight_map
+
+    def __getitem__(self, name: str) -> TensorRef:
+        shard = self._weight_map[name]
+        catalog = self._open(shard)
+        if name not in catalog:
+            raise LayoutError(
+                f"has no tensor {name!r}, which its index says it holds", source=self._places[shard]
+            )
+        return catalog[name]
+
+    @property
+    def shards(self) -> dict[str, Catalog]:
+        """Every shard by its file name, opened."""
+        return {name: self._open(name) for name in self._places}
+
+    def close(self) -> None:
+        """Close every shard that was opened."""
+        with self._guard():
+            for catalog in self._shards.values():
+                catalog.close()
+
+    def _guard(self) -> threading.Lock:
+        # See FileSource: a lock may have been held by a thread that a fork left behind.
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.Lock(), os.getpid()
+        return self._lock
+
+    def _open(self, shard: str) -> Catalog:
+        found = self._shards.get(shard)
+        if found is not None:
+            return found
+        with self._guard():
+            if shard not in self._shards:
+                self._shards[shard] = self._open_new(shard)
+            return self._shards[shard]
+
+    def _open_new(self, shard: str) -> Catalog:
+        hold = len(self._shards) < self._limits.open_files
+        source = FileSource(self._places[shard], hold=hold)
+        try:
+            catalog = open_safetensors(source, self._limits)
+            for name in catalog:
+                elsewhere = self._weight_map.get(name, shard)
+                if elsewhere != shard:
+                    raise LayoutError(
+                        f"holds tensor {name!r}, which the index places in {elsewhere!r}",
+                        source=source.label,
+                    )
+        except FormatError:
+            source.close()
+            raise
+        return catalog

@@ -1,0 +1,42 @@
+"""Every bound in one frozen value. Knows numbers and their reasons; enforces nothing by itself."""
+
+from dataclasses import dataclass
+
+from weighlock.errors import LimitExceeded
+
+__all__ = ["Limits"]
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """What input may ask for. Checked before anything is allocated."""
+
+    header_bytes: int = 100_000_000
+    """Longest header of a safetensors file, and longest index of a sharded one (the format's own bound)."""
+
+    tensors: int = 1_000_000
+    """Most tensors in one file; the largest models published so far have fewer than 200,000."""
+
+    name_bytes: int = 4096
+    """Longest name of a tensor in UTF-8."""
+
+    rank: int = 64
+    """Most dimensions of a tensor: numpy's own bound."""
+
+    shards: int = 10_000
+    """Most files of one sharded model."""
+
+    open_files: int = 32
+    """Descriptors one sharded catalog keeps; further shards are opened for each read."""
+
+    def check(self, limit: str, asked: int, what: str) -> None:
+        """Raise `LimitExceeded` if `asked` is above the limit of that name."""
+        allowed: int = getattr(self, limit)
+        if asked > allowed:
+            raise LimitExceeded(
+                f"{what}: {asked:,} asked, {allowed:,} allowed; "
+                f"pass limits=Limits({limit}={asked}) if you trust it",
+                limit=limit,
+                asked=asked,
+                allowed=allowed,
+            )

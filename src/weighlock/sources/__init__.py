@@ -1,0 +1,1 @@
+"""WHERE bytes are read: anything readable at any offset from any thread."""

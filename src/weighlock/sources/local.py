@@ -1,0 +1,303 @@
+"""Files and memory as sources. Knows descriptors, `pread` and fingerprints; not what bytes mean.
+
+Reading goes through `pread`, never mmap: a file truncated under a mapping kills the process with
+SIGBUS, a `pread` of it comes back short and raises.
+"""
+
+import contextlib
+import errno
+import os
+import stat
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TypeAlias
+
+from weighlock.errors import ShortRead, SourceChanged, SourceError
+
+__all__ = ["BytesSource", "FileSource", "Fingerprint"]
+
+_PARALLEL_BYTES = 8 * 1024 * 1024
+"""From this size on a read is split over two threads: page faults and copies then run on two cores."""
+
+_HUGE_PAGE = 2 * 1024 * 1024
+_MOST_PER_CALL = 0x7FFF_F000  # what Linux moves in one system call at the most
+
+Path: TypeAlias = "str | os.PathLike[str]"
+
+
+@dataclass(frozen=True, slots=True)
+class Fingerprint:
+    """What tells a file from a changed or another one."""
+
+    device: int
+    inode: int
+    size: int
+    mtime_ns: int
+    ctime_ns: int
+
+    @classmethod
+    def of(cls, status: os.stat_result) -> "Fingerprint":
+        """The fingerprint in a stat result."""
+        return cls(
+            status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
+        )
+
+
+class FileSource:
+    """A regular file.
+
+    Args:
+        path: the file. Remembered as an absolute path.
+        hold: keep a descriptor open; otherwise each read opens the file. Unpickled sources do not
+            hold, so that any number of unpickled refs cost no descriptors.
+        fingerprint: what the file must look like; taken at opening if not given.
+
+    Every read checks the fingerprint: a file that was overwritten, truncated, grown or replaced
+    since raises `SourceChanged`. One that was only unlinked can still be read while it is held.
+    """
+
+    __slots__ = ("_closed", "_fd", "_lock", "_pid", "_users", "fingerprint", "path")
+
+    def __init__(
+        self, path: Path, *, hold: bool = True, fingerprint: Fingerprint | None = None
+    ) -> None:
+        self.path = os.path.abspath(os.fspath(path))
+        self._lock = threading.Lock()
+        self._pid = os.getpid()
+        self._users = 0
+        self._closed = False
+        self._fd = -1
+        if fingerprint is not None and not hold:
+            self.fingerprint = fingerprint
+            return
+        fd = _open(self.path)
+        try:
+            self.fingerprint = Fingerprint.of(os.fstat(fd))
+            if fingerprint is not None and self.fingerprint != fingerprint:
+                raise _changed(self.path, fingerprint, self.fingerprint)
+        except BaseException:
+            os.close(fd)
+            raise
+        if hold:
+            self._fd = fd
+        else:
+            os.close(fd)
+
+    @property
+    def label(self) -> str:
+        """The path."""
+        return self.path
+
+    @property
+    def size(self) -> int:
+        """The file's length when it was opened."""
+        return self.fingerprint.size
+
+    def __repr__(self) -> str:
+        return f"FileSource({self.path!r})"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, FileSource)
+            and self.path == other.path
+            and self.fingerprint == other.fingerprint
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.path, self.fingerprint))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return _unpickled, (self.path, self.fingerprint)
+
+    def __del__(self) -> None:
+        # A descriptor is this process's own, also after a fork: closing it harms nobody else.
+        if getattr(self, "_fd", -1) >= 0:
+            os.close(self._fd)
+            self._fd = -1
+
+    def close(self) -> None:
+        """Close the descriptor, as soon as no read is using it. Idempotent."""
+        with self._guard():
+            self._closed = True
+            self._close_if_idle()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer from that offset, with two threads if it is large."""
+        with self.descriptor() as fd:
+            if len(buffer) >= _PARALLEL_BYTES:
+                _fill_with_two_threads(fd, offset, buffer, self.path)
+            else:
+                _fill(fd, offset, buffer, self.path)
+
+    @contextlib.contextmanager
+    def descriptor(self) -> Iterator[int]:
+        """A descriptor of the file; on leaving, the file must still be the one that was opened.
+
+        Raises:
+            SourceChanged: it is not.
+        """
+        held = self._acquire()
+        fd = held if held >= 0 else _open(self.path)
+        try:
+            try:
+                yield fd
+            except ShortRead:
+                self._check(fd, held=held >= 0)  # a shrunken file is a changed one: say so
+                raise
+            self._check(fd, held=held >= 0)
+        finally:
+            if held >= 0:
+                self._release()
+            else:
+                os.close(fd)
+
+    def _check(self, fd: int, *, held: bool) -> None:
+        now = os.fstat(fd)
+        found = Fingerprint.of(now)
+        if found == self.fingerprint:
+            return
+        if held and now.st_nlink == 0 and not os.path.lexists(self.path):
+            # Unlinking moves ctime and nothing else; the inode still holds what was opened.
+            before = self.fingerprint
+            if (found.size, found.mtime_ns) == (before.size, before.mtime_ns):
+                return
+        raise _changed(self.path, self.fingerprint, found)
+
+    def _guard(self) -> threading.Lock:
+        # A lock held by another thread while this process was forked would stay locked for ever in
+        # the child, where that thread does not exist.
+        pid = os.getpid()
+        if pid != self._pid:
+            self._lock = threading.Lock()
+            self._users = 0
+            self._pid = pid
+        return self._lock
+
+    def _acquire(self) -> int:
+        with self._guard():
+            if self._closed:
+                raise SourceError(f"{self.path}: used after it was closed")
+            if self._fd >= 0:
+                self._users += 1
+            return self._fd
+
+    def _release(self) -> None:
+        with self._guard():
+            self._users -= 1
+            self._close_if_idle()
+
+    def _close_if_idle(self) -> None:
+        if self._closed and self._users <= 0 and self._fd >= 0:
+            fd, self._fd = self._fd, -1
+            os.close(fd)
+
+
+def _unpickled(path: str, fingerprint: Fingerprint) -> FileSource:
+    return FileSource(path, hold=False, fingerprint=fingerprint)
+
+
+def _changed(path: str, before: Fingerprint, now: Fingerprint) -> SourceChanged:
+    if (before.device, before.inode) != (now.device, now.inode):
+        what = "another file is there now"
+    elif before.size != now.size:
+        what = f"it had {before.size:,} bytes and has {now.size:,} now"
+    else:
+        what = "it was written, replaced or renamed"
+    return SourceChanged(f"{path}: changed since it was opened ({what}); open it again")
+
+
+def _open(path: str) -> int:
+    try:
+        # O_NONBLOCK: opening a named pipe must not wait for a writer before it can be refused.
+        fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+    except OSError as error:
+        raise SourceError(f"{path}: cannot be opened: {error.strerror}", errno=error.errno) from error
+    except ValueError as error:  # a NUL in the path
+        raise SourceError(f"{path!r}: cannot be a path: {error}") from error
+    mode = os.fstat(fd).st_mode
+    if not stat.S_ISREG(mode):
+        os.close(fd)
+        kind = "a directory" if stat.S_ISDIR(mode) else "not a regular file"
+        raise SourceError(f"{path}: is {kind}", errno=errno.EISDIR if "dir" in kind else None)
+    return fd
+
+
+def _fill(fd: int, offset: int, buffer: memoryview, path: str) -> None:
+    wanted = len(buffer)
+    done = 0
+    try:
+        while done < wanted:
+            got = os.preadv(fd, [buffer[done : done + _MOST_PER_CALL]], offset + done)
+            if got == 0:
+                raise ShortRead(
+                    f"{path}: ends at byte {offset + done:,}; {wanted:,} bytes were wanted from "
+                    f"{offset:,}, {done:,} were there",
+                    wanted=wanted,
+                    got=done,
+                )
+            done += got
+    except ShortRead:
+        raise
+    except OSError as error:
+        raise SourceError(
+            f"{path}: reading {wanted:,} bytes at {offset:,} failed: {error.strerror}",
+            errno=error.errno,
+        ) from error
+
+
+def _fill_with_two_threads(fd: int, offset: int, buffer: memoryview, path: str) -> None:
+    # Cut on a huge page of the buffer, or both threads fault on the same one.
+    half = len(buffer) // 2 // _HUGE_PAGE * _HUGE_PAGE
+    failure: list[BaseException] = []
+
+    def second_half() -> None:
+        try:
+            _fill(fd, offset + half, buffer[half:], path)
+        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+            failure.append(error)
+
+    helper = threading.Thread(target=second_half, name="weighlock-read", daemon=True)
+    helper.start()
+    try:
+        _fill(fd, offset, buffer[:half], path)
+    finally:
+        helper.join()
+    if failure:
+        raise failure[0]
+
+
+class BytesSource:
+    """Bytes in memory. A pickle of it holds them all."""
+
+    __slots__ = ("_view", "label")
+
+    def __init__(self, data: "bytes | bytearray | memoryview", label: str = "bytes") -> None:
+        self._view = memoryview(data).cast("B").toreadonly()
+        self.label = label
+
+    @property
+    def size(self) -> int:
+        """Number of bytes."""
+        return self._view.nbytes
+
+    def __repr__(self) -> str:
+        return f"<BytesSource {self.label} of {self.size:,} bytes>"
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return BytesSource, (bytes(self._view), self.label)
+
+    def close(self) -> None:
+        """Nothing is held that garbage collection would not free."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Copy from memory."""
+        found = self._view[offset : offset + len(buffer)]
+        if len(found) != len(buffer):
+            raise ShortRead(
+                f"{self.label}: ends at byte {self.size:,}; {len(buffer):,} bytes were wanted from "
+                f"{offset:,}, {len(found):,} were there",
+                wanted=len(buffer),
+                got=len(found),
+            )
+        buffer[:] = found

@@ -1,0 +1,182 @@
+"""An ordered mapping of names to refs, whatever route they came by.
+
+Knows names, refs and metadata. What it reads from is the refs' business.
+"""
+
+import fnmatch
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from types import MappingProxyType, TracebackType
+from typing import TYPE_CHECKING, Self
+
+from weighlock.errors import LayoutError
+from weighlock.tensors.ref import TensorRef
+
+if TYPE_CHECKING:
+    from weighlock.tensors.arrays import Array
+
+__all__ = ["Catalog", "LoadReport"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadReport:
+    """What `load_into` did not fill: empty on both sides when it was strict."""
+
+    missing: tuple[str, ...]
+    """Names of the target that the catalog does not have."""
+    unexpected: tuple[str, ...]
+    """Names of the catalog that the target does not have."""
+
+
+class Catalog(Mapping[str, TensorRef]):
+    """Names and their tensors, none of them read yet. Immutable and ordered.
+
+    Args:
+        refs: the tensors by name. Kept, not copied: it may open files as it is asked.
+        metadata: what the file says about itself beside its tensors.
+        close: called once by `close()`, to let go of what the refs read from.
+    """
+
+    __slots__ = ("_close", "_metadata", "_refs")
+
+    def __init__(
+        self,
+        refs: Mapping[str, TensorRef],
+        metadata: Mapping[str, str] | None = None,
+        close: Callable[[], None] | None = None,
+    ) -> None:
+        self._refs = refs
+        self._metadata = MappingProxyType(dict(metadata or {}))
+        self._close = close
+
+    def __getitem__(self, name: str) -> TensorRef:
+        return self._refs[name]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._refs)
+
+    def __len__(self) -> int:
+        return len(self._refs)
+
+    def __contains__(self, name: object) -> bool:
+        return name in self._refs
+
+    def __repr__(self) -> str:
+        return f"<Catalog of {len(self)} tensors>"
+
+    def __reduce__(
+        self,
+    ) -> "tuple[type[Catalog], tuple[Mapping[str, TensorRef], dict[str, str]]]":
+        return Catalog, (self._refs, dict(self._metadata))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Let go of the files behind the refs; they raise when used afterwards. Idempotent."""
+        close, self._close = self._close, None
+        if close is not None:
+            close()
+
+    @property
+    def metadata(self) -> Mapping[str, str]:
+        """What the file says about itself beside its tensors."""
+        return self._metadata
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of all tensors; one that goes by several names counts once."""
+        return sum({ref.identity(): ref.nbytes for ref in self.values()}.values())
+
+    def select(self, *patterns: str) -> "Catalog":
+        """The tensors whose name matches one of the glob patterns, in this catalog's order."""
+        matches = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns)).match
+        chosen = [name for name in self if patterns and matches(name)]
+        return Catalog({name: self._refs[name] for name in chosen}, self._metadata)
+
+    def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> "Catalog":
+        """The same tensors under other names.
+
+        Args:
+            names: old name to new name (others keep theirs), or a function from old to new.
+
+        Raises:
+            LayoutError: two tensors would have one name, or a name to be changed is not there.
+        """
+        if isinstance(names, Mapping):
+            absent = [name for name in names if name not in self]
+            if absent:
+                raise LayoutError(f"cannot rename {absent[0]!r}: there is no tensor of that name")
+            new_name: Callable[[str], str] = lambda old: names.get(old, old)  # noqa: E731
+        else:
+            new_name = names
+        renamed: dict[str, TensorRef] = {}
+        origin: dict[str, str] = {}
+        for old, ref in self.items():
+            new = new_name(old)
+            if new in renamed:
+                raise LayoutError(f"{origin[new]!r} and {old!r} would both be named {new!r}")
+            renamed[new] = ref if new == old else ref.renamed(new)
+            origin[new] = old
+        return Catalog(renamed, self._metadata)
+
+    def load(self) -> "dict[str, Array]":
+        """Every tensor as a numpy array. A tensor of several names is read once and shared."""
+        loaded: dict[object, Array] = {}
+        result: dict[str, Array] = {}
+        for name, ref in self.items():
+            identity = ref.identity()
+            if identity not in loaded:
+                loaded[identity] = ref.load()
+            result[name] = loaded[identity]
+        return result
+
+    def load_into(
+        self, target: object, *, strict: bool = True, cast: bool = False
+    ) -> LoadReport:
+        """Read straight into existing arrays or parameters.
+
+        Args:
+            target: a mapping of names to numpy arrays or torch tensors, or a torch module.
+            strict: refuse if either side has a name the other lacks.
+            cast: convert where dtypes differ; refused otherwise.
+
+        Returns:
+            The names that were left out, when not strict.
+
+        Raises:
+            LayoutError: names, shapes or dtypes differ. Nothing has been written then.
+        """
+        from weighlock.tensors.filling import Slot, slots_of
+
+        slots: dict[str, Slot] = slots_of(target)
+        report = LoadReport(
+            missing=tuple(name for name in slots if name not in self),
+            unexpected=tuple(name for name in self if name not in slots),
+        )
+        if strict and (report.missing or report.unexpected):
+            raise LayoutError(
+                f"names differ: {_some(report.missing)} not in the catalog, "
+                f"{_some(report.unexpected)} not in the target; strict=False loads the rest"
+            )
+        pairs = [(self[name], slot) for name, slot in slots.items() if name in self]
+        for ref, slot in pairs:
+            slot.check(ref, cast=cast)
+        for ref, slot in pairs:
+            slot.fill(ref)
+        return report
+
+
+def _some(names: Iterable[str]) -> str:
+    names = list(names)
+    shown = ", ".join(repr(name) for name in names[:3])
+    return (shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")) or "none"

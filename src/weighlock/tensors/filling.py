@@ -1,0 +1,107 @@
+"""Places a catalog is loaded into: arrays and tensors somebody already has. Checks, then fills."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+
+from weighlock.errors import LayoutError
+from weighlock.tensors.arrays import Array
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.ref import PIECE_BYTES, TensorRef
+from weighlock.tensors.torch import TorchRef, from_array, is_tensor
+
+__all__ = ["Slot", "slots_of"]
+
+
+class Slot(Protocol):
+    """One existing array or tensor to be filled."""
+
+    def check(self, ref: TensorRef, *, cast: bool) -> None:
+        """Raise `LayoutError` unless this ref can fill it."""
+
+    def fill(self, ref: TensorRef) -> None:
+        """Read the ref into it."""
+
+
+def slots_of(target: object) -> dict[str, Slot]:
+    """The places of a mapping of arrays or tensors, or of a torch module, by name."""
+    if not isinstance(target, Mapping):
+        state_dict = getattr(target, "state_dict", None)
+        if not callable(state_dict):
+            raise LayoutError(
+                f"cannot load into a {type(target).__name__}: pass a mapping of names to arrays or "
+                "tensors, or a torch module"
+            )
+        target = state_dict()
+    assert isinstance(target, Mapping)  # noqa: S101
+    slots: dict[str, Slot] = {}
+    for name, value in target.items():
+        if isinstance(value, np.ndarray):
+            slots[name] = _ArraySlot(value)
+        elif is_tensor(value):
+            slots[name] = _TensorSlot(TorchRef.of(name, value))
+        else:
+            raise LayoutError(f"{name!r} in the target is a {type(value).__name__}, not a tensor")
+    return slots
+
+
+def _check(
+    ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, where: str
+) -> None:
+    if ref.shape != shape:
+        raise LayoutError(
+            f"tensor {ref.name!r} has shape {list(ref.shape)}, {where} has {list(shape)}"
+        )
+    if ref.dtype is not dtype and not cast:
+        raise LayoutError(
+            f"tensor {ref.name!r} is {ref.dtype}, {where} is {dtype}; cast=True converts"
+        )
+    if ref.dtype is not dtype and (ref.dtype.is_packed or dtype.is_packed):
+        raise LayoutError(f"tensor {ref.name!r}: {ref.dtype} cannot be cast to {dtype}")
+
+
+def _blocks(ref: TensorRef) -> "list[slice]":
+    """Leading-dimension slices of about `PIECE_BYTES` each."""
+    rows = ref.shape[0]
+    step = max(1, PIECE_BYTES * rows // max(1, ref.nbytes))
+    return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
+
+
+@dataclass(frozen=True, slots=True)
+class _ArraySlot:
+    array: Array
+
+    def check(self, ref: TensorRef, *, cast: bool) -> None:
+        _check(ref, DType.of(self.array.dtype), self.array.shape, cast=cast, where="the array")
+        if not self.array.flags.writeable:
+            raise LayoutError(f"tensor {ref.name!r}: the array is read-only")
+
+    def fill(self, ref: TensorRef) -> None:
+        if self.array.dtype == ref.dtype.numpy:
+            ref.load(out=self.array)
+        elif not ref.shape:
+            self.array[...] = ref.load().astype(self.array.dtype)
+        else:
+            for block in _blocks(ref):
+                self.array[block] = ref[block].astype(self.array.dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class _TensorSlot:
+    place: TorchRef
+
+    def check(self, ref: TensorRef, *, cast: bool) -> None:
+        _check(ref, self.place.dtype, self.place.shape, cast=cast, where="the target's")
+
+    def fill(self, ref: TensorRef) -> None:
+        tensor: Any = self.place.tensor
+        if self.place.is_plain and ref.dtype is self.place.dtype:
+            ref.load(out=tensor)
+        elif not ref.shape or ref.dtype.is_packed:
+            tensor.copy_(ref.torch())
+        else:
+            # copy_ casts, scatters into strides and moves to the tensor's device.
+            for block in _blocks(ref):
+                tensor[block].copy_(from_array(ref[block]))

@@ -1,0 +1,133 @@
+"""Which bytes a slice needs: pure planning, no I/O.
+
+`narrow` turns an index expression into a smaller `Layout`; `plan` cuts a layout into pieces that
+are each worth one read. Knows elements and bytes, not sources.
+"""
+
+import operator
+from collections.abc import Iterator
+from dataclasses import dataclass
+from types import EllipsisType
+from typing import TYPE_CHECKING, TypeAlias
+
+from weighlock.tensors.spec import Layout
+
+if TYPE_CHECKING:
+    from typing import SupportsIndex
+
+__all__ = ["Index", "Piece", "narrow", "plan"]
+
+Index: TypeAlias = "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
+
+GAP_BYTES = 64 * 1024
+"""Up to this many unwanted bytes between two wanted ones are read over: about what a pread costs."""
+
+PIECE_BYTES = 8 * 1024 * 1024
+"""Most bytes of one read that has to be gathered: the size of the scratch buffer."""
+
+
+def narrow(layout: Layout, index: Index) -> Layout:
+    """The layout of `tensor[index]`, for ints, slices with any step, and one `...`.
+
+    Raises:
+        IndexError: out of range, too many indices, or a kind of index that needs a loaded array.
+    """
+    keys = _expand(index if isinstance(index, tuple) else (index,), len(layout.shape))
+    start = layout.start
+    shape: list[int] = []
+    strides: list[int] = []
+    for axis, (key, size, stride) in enumerate(
+        zip(keys, layout.shape, layout.strides, strict=True)
+    ):
+        if isinstance(key, slice):
+            chosen = range(size)[key]
+            start += chosen.start * stride if len(chosen) else 0
+            shape.append(len(chosen))
+            strides.append(chosen.step * stride)
+        else:
+            position = operator.index(key)
+            if not -size <= position < size:
+                raise IndexError(f"index {position} is out of range for axis {axis} of size {size}")
+            start += position % size * stride
+    return Layout(start, tuple(shape), tuple(strides))
+
+
+def _expand(keys: tuple[object, ...], rank: int) -> "list[SupportsIndex | slice]":
+    """One key per dimension, with the ellipsis and what was left out filled in."""
+    before: list[SupportsIndex | slice] = []
+    after: list[SupportsIndex | slice] | None = None
+    for key in keys:
+        if key is Ellipsis:
+            if after is not None:
+                raise IndexError("an index can hold only one '...'")
+            after = []
+        elif isinstance(key, bool) or not (isinstance(key, slice) or hasattr(key, "__index__")):
+            raise IndexError(
+                f"cannot read by {key!r}: a tensor on disk takes ints, slices and '...';"
+                " load() it first for anything else"
+            )
+        else:
+            (before if after is None else after).append(key)  # type: ignore[arg-type]
+    given = len(before) + len(after or ())
+    if given > rank:
+        raise IndexError(f"{given} indices for a tensor of {rank} dimensions")
+    return [*before, *[slice(None)] * (rank - given), *(after or ())]
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """One read: a part of a layout, and where its elements go in the result."""
+
+    layout: Layout
+    target: tuple[slice, ...]
+    """The region of the result, one slice for each of its dimensions."""
+
+
+def plan(layout: Layout, itemsize: int) -> Iterator[Piece]:
+    """Cut a layout into pieces that are each one read.
+
+    A piece is either contiguous (of any length: it can be read straight into the result) or covers
+    at most `PIECE_BYTES`. Together they read no byte outside the layout's cover.
+    """
+    yield from _cut(Piece(layout, tuple(slice(0, size) for size in layout.shape)), itemsize)
+
+
+def _cut(piece: Piece, itemsize: int) -> Iterator[Piece]:
+    layout = piece.layout
+    if layout.size == 0:
+        return
+    if layout.is_contiguous:
+        yield piece
+        return
+    # Along the widest stride the rest of the tensor forms blocks that lie one after another, so
+    # cutting there never reads a byte twice, whatever order the dimensions have (transposes).
+    axis = max(
+        (axis for axis, size in enumerate(layout.shape) if size > 1),
+        key=lambda axis: abs(layout.strides[axis]),
+    )
+    stride_bytes = abs(layout.strides[axis]) * itemsize
+    inner_bytes = layout.cover()[1] * itemsize - (layout.shape[axis] - 1) * stride_bytes
+    if stride_bytes - inner_bytes > GAP_BYTES:
+        step = 1
+    elif layout.cover()[1] * itemsize <= PIECE_BYTES or stride_bytes == 0:
+        yield piece
+        return
+    else:
+        step = 1 + max(0, PIECE_BYTES - inner_bytes) // stride_bytes
+    for first in range(0, layout.shape[axis], step):
+        last = min(first + step, layout.shape[axis])
+        yield from _cut(_part(piece, axis, first, last), itemsize)
+
+
+def _part(piece: Piece, axis: int, first: int, last: int) -> Piece:
+    """The piece restricted to `first:last` along one axis."""
+    layout = piece.layout
+    shape = (*layout.shape[:axis], last - first, *layout.shape[axis + 1 :])
+    base = piece.target[axis].start
+    target = (
+        *piece.target[:axis],
+        slice(base + first, base + last),
+        *piece.target[axis + 1 :],
+    )
+    start = layout.start + first * layout.strides[axis]
+    return Piece(Layout(start, shape, layout.strides), target)
