@@ -11,7 +11,7 @@ WeighlockError
 │  ├─ ShortRead                  the source ended early                     .wanted .got
 │  └─ SourceChanged              the file is no longer the one that was opened
 ├─ DiskError (OSError)           bytes could not be put
-│  ├─ NoSpace                    the disk is or would be full               .wanted_bytes .free_bytes
+│  ├─ NoSpace                    the disk is or would be full           .wanted_bytes .free_bytes
 │  └─ NotDurable                 fsync failed: the new file was discarded, never retried
 └─ LimitExceeded                 input asks for more than `Limits` allows   .limit .asked .allowed
 ```

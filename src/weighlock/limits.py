@@ -12,7 +12,7 @@ class Limits:
     """What input may ask for. Checked before anything is allocated."""
 
     header_bytes: int = 100_000_000
-    """Longest header of a safetensors file, and longest index of a sharded one (the format's own bound)."""
+    """Longest header of a file or index of a sharded model: the bound of the format itself."""
 
     tensors: int = 1_000_000
     """Most tensors in one file; the largest models published so far have fewer than 200,000."""

@@ -73,7 +73,9 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
-        raise SourceError(f"{path}: cannot be listed: {error.strerror}", errno=error.errno) from error
+        raise SourceError(
+            f"{path}: cannot be listed: {error.strerror}", errno=error.errno
+        ) from error
     names = [name for name in names if not name.startswith(".")]
     indices = [name for name in names if name.endswith(".safetensors.index.json")]
     files = [name for name in names if name.endswith(".safetensors")]
@@ -83,7 +85,9 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
         return _open_path(os.path.join(path, files[0]), limits)
     found = indices or files
     if not found:
-        raise FormatError("holds no *.safetensors file and no *.safetensors.index.json", source=path)
+        raise FormatError(
+            "holds no *.safetensors file and no *.safetensors.index.json", source=path
+        )
     raise FormatError(
         f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one of them by name",
         source=path,

@@ -77,7 +77,7 @@ def _header_length(source: "Source", limits: Limits) -> int:
         )
     if length > source.size - 8:
         raise HeaderError(
-            f"the header claims {length:,} bytes, the file has {source.size - 8:,} after its length",
+            f"the header claims {length:,} bytes, the file has {source.size - 8:,} for it",
             source=source.label,
             offset=0,
         )
@@ -144,7 +144,8 @@ def _parse_strictly(raw: bytes, source: str, count: int, limits: Limits) -> _Hea
 def _entry(name: str, value: object, source: str) -> _Entry:
     if not isinstance(value, dict):
         raise HeaderError(
-            f"tensor {name!r} is described by a {type(value).__name__}, not an object", source=source
+            f"tensor {name!r} is described by a {type(value).__name__}, not an object",
+            source=source,
         )
     missing = [key for key in ("dtype", "shape", "data_offsets") if key not in value]
     if missing:
@@ -208,7 +209,8 @@ def _check_tiling(extents: list[tuple[int, int, str]], data_bytes: int, label: s
             what = "overlaps" if begin < reached else "leaves a hole after"
             other = f"tensor {previous!r}" if previous is not None else "the start of the data"
             raise LayoutError(
-                f"tensor {name!r} starts at {begin:,} and {what} {other}, which ends at {reached:,}",
+                f"tensor {name!r} starts at {begin:,} and {what} {other}, "
+                f"which ends at {reached:,}",
                 source=label,
             )
         reached, previous = end, name
@@ -289,7 +291,8 @@ def build_header(
     if 8 + len(text) > total or total - 8 > limits.header_bytes:
         allowed = min(total - 8, limits.header_bytes)
         raise LayoutError(
-            f"the header of {len(specs):,} tensors takes {len(text):,} bytes, {allowed:,} are allowed"
+            f"the header of {len(specs):,} tensors takes {len(text):,} bytes, "
+            f"{allowed:,} are allowed"
         )
     return (total - 8).to_bytes(8, "little") + text.ljust(total - 8, b" ")
 

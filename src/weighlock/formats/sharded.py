@@ -105,7 +105,9 @@ class ShardedRefs(Mapping[str, TensorRef]):
     The first `limits.open_files` shards keep their descriptor; the others are opened for each read.
     """
 
-    def __init__(self, weight_map: Mapping[str, str], places: Mapping[str, str], limits: Limits) -> None:
+    def __init__(
+        self, weight_map: Mapping[str, str], places: Mapping[str, str], limits: Limits
+    ) -> None:
         self._weight_map = dict(weight_map)
         self._places = dict(places)
         self._limits = limits

@@ -18,7 +18,7 @@ from weighlock.errors import ShortRead, SourceChanged, SourceError
 __all__ = ["BytesSource", "FileSource", "Fingerprint"]
 
 _PARALLEL_BYTES = 8 * 1024 * 1024
-"""From this size on a read is split over two threads: page faults and copies then run on two cores."""
+"""From this size on two threads share a read: page faults and copies then run on two cores."""
 
 _HUGE_PAGE = 2 * 1024 * 1024
 _MOST_PER_CALL = 0x7FFF_F000  # what Linux moves in one system call at the most
@@ -212,7 +212,9 @@ def _open(path: str) -> int:
         # O_NONBLOCK: opening a named pipe must not wait for a writer before it can be refused.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise SourceError(f"{path}: cannot be opened: {error.strerror}", errno=error.errno) from error
+        raise SourceError(
+            f"{path}: cannot be opened: {error.strerror}", errno=error.errno
+        ) from error
     except ValueError as error:  # a NUL in the path
         raise SourceError(f"{path!r}: cannot be a path: {error}") from error
     mode = os.fstat(fd).st_mode
@@ -254,7 +256,7 @@ def _fill_with_two_threads(fd: int, offset: int, buffer: memoryview, path: str) 
     def second_half() -> None:
         try:
             _fill(fd, offset + half, buffer[half:], path)
-        except BaseException as error:  # noqa: BLE001 - handed to the thread that waits
+        except BaseException as error:
             failure.append(error)
 
     helper = threading.Thread(target=second_half, name="weighlock-read", daemon=True)

@@ -1,1 +1,1 @@
-"""WHAT a tensor is: dtypes, specs, layouts, refs, catalogs. Values only; bytes come from elsewhere."""
+"""WHAT a tensor is: dtypes, specs, layouts, refs, catalogs. Values; bytes come from elsewhere."""

@@ -44,11 +44,11 @@ def byte_view(array: Array) -> memoryview:
 
     The view goes through uint8, as the types of ml_dtypes do not speak the buffer protocol.
     """
-    return memoryview(array.reshape(-1).view(np.uint8))
+    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
 
 
 def empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
-    """An uninitialised array. `np.empty` asks for huge pages, `bytearray` does not: twice as fast."""
+    """An uninitialised array. `np.empty` gets huge pages, `bytearray` does not: twice as fast."""
     return np.empty(shape, dtype)
 
 
@@ -65,9 +65,9 @@ def array_pieces(array: Array, dtype: DType, max_bytes: int) -> Iterator[memoryv
         yield byte_view(array)
         return
     width = array.dtype.itemsize
-    # Plain integers of the same width stand in for the types of ml_dtypes, which nditer cannot buffer.
+    # Integers of the same width stand in for the types of ml_dtypes, which nditer cannot buffer.
     raw = array.view(f"u{width}") if array.dtype.isbuiltin == _REGISTERED else array
-    for block in np.nditer(
+    for block in np.nditer(  # type: ignore[call-overload]
         raw,
         flags=["external_loop", "buffered", "zerosize_ok"],
         op_flags=[["readonly", "contig"]],
@@ -83,7 +83,7 @@ def _packed_pieces(array: Array, max_bytes: int) -> Iterator[memoryview]:
     codes = array.view(np.uint8)
     flat = codes.reshape(-1) if codes.flags.c_contiguous else codes.flat
     for first in range(0, array.size, 2 * max_bytes):
-        yield memoryview(pack_f4(flat[first : first + 2 * max_bytes]))
+        yield byte_view(pack_f4(flat[first : first + 2 * max_bytes]))
 
 
 def pack_f4(codes: Array) -> Array:

@@ -140,9 +140,7 @@ class Catalog(Mapping[str, TensorRef]):
             result[name] = loaded[identity]
         return result
 
-    def load_into(
-        self, target: object, *, strict: bool = True, cast: bool = False
-    ) -> LoadReport:
+    def load_into(self, target: object, *, strict: bool = True, cast: bool = False) -> LoadReport:
         """Read straight into existing arrays or parameters.
 
         Args:

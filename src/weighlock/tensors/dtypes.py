@@ -177,10 +177,19 @@ _NAMES: dict[str, DType] = {
     **{dtype.lower(): dtype for dtype in DType},
     **{name: dtype for dtype, name in _TORCH_NAMES.items() if not dtype.startswith("F6")},
     **{name: dtype for dtype, name in _ML_NAMES.items()},
-    **{"half": DType.F16, "float": DType.F32, "double": DType.F64, "cfloat": DType.C64},
-    **{"short": DType.I16, "int": DType.I32, "long": DType.I64},
-    **{"fp16": DType.F16, "fp32": DType.F32, "fp64": DType.F64},
-    **{"fp8_e4m3": DType.F8_E4M3, "fp8_e5m2": DType.F8_E5M2, "fp4": DType.F4},
+    "half": DType.F16,
+    "float": DType.F32,
+    "double": DType.F64,
+    "cfloat": DType.C64,
+    "short": DType.I16,
+    "int": DType.I32,
+    "long": DType.I64,
+    "fp16": DType.F16,
+    "fp32": DType.F32,
+    "fp64": DType.F64,
+    "fp8_e4m3": DType.F8_E4M3,
+    "fp8_e5m2": DType.F8_E5M2,
+    "fp4": DType.F4,
 }
 
 
@@ -191,7 +200,8 @@ def _numpy_type(dtype: DType) -> "np.dtype[Any]":
         return np.dtype(name)
     import ml_dtypes
 
-    return np.dtype(getattr(ml_dtypes, _ML_NAMES[dtype]))
+    found: np.dtype[Any] = np.dtype(getattr(ml_dtypes, _ML_NAMES[dtype]))
+    return found
 
 
 def _named(name: str) -> DType | None:

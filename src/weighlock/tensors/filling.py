@@ -47,9 +47,7 @@ def slots_of(target: object) -> dict[str, Slot]:
     return slots
 
 
-def _check(
-    ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, where: str
-) -> None:
+def _check(ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, where: str) -> None:
     if ref.shape != shape:
         raise LayoutError(
             f"tensor {ref.name!r} has shape {list(ref.shape)}, {where} has {list(shape)}"

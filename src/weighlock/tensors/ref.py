@@ -196,7 +196,9 @@ def _as_target(spec: TensorSpec, out: object) -> Array:
             )
         array = np.frombuffer(flat, np.uint8)
         if array.flags.writeable:
-            return array if spec.dtype.is_packed else array.view(spec.dtype.numpy).reshape(spec.shape)
+            return (
+                array if spec.dtype.is_packed else array.view(spec.dtype.numpy).reshape(spec.shape)
+            )
     else:
         from weighlock.tensors.torch import as_target
 
@@ -360,7 +362,8 @@ class StoredRef(TensorRef):
         """Fill a C-contiguous array with the elements of a layout over this ref's span."""
         width = max(1, self.dtype.bits // 8)
         for piece in plan(layout, width):
-            target = out[(*piece.target, ...)]  # the dots keep a 0-dimensional target a view
+            index: Any = (*piece.target, ...)
+            target: Array = out[index]  # the dots keep a 0-dimensional target a view
             if piece.layout.is_contiguous and target.flags.c_contiguous and self.dtype.bits >= 8:
                 offset = self.span.offset + piece.layout.start * width
                 self.source.read_into(offset, byte_view(target))

@@ -7,20 +7,22 @@ are each worth one read. Knows elements and bytes, not sources.
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass
-from types import EllipsisType
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.tensors.spec import Layout
 
 if TYPE_CHECKING:
+    from types import EllipsisType
     from typing import SupportsIndex
 
 __all__ = ["Index", "Piece", "narrow", "plan"]
 
-Index: TypeAlias = "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
+Index: TypeAlias = (
+    "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
+)
 
 GAP_BYTES = 64 * 1024
-"""Up to this many unwanted bytes between two wanted ones are read over: about what a pread costs."""
+"""So many unwanted bytes between two wanted ones are read over: about what a pread costs."""
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Most bytes of one read that has to be gathered: the size of the scratch buffer."""
@@ -67,7 +69,7 @@ def _expand(keys: tuple[object, ...], rank: int) -> "list[SupportsIndex | slice]
                 " load() it first for anything else"
             )
         else:
-            (before if after is None else after).append(key)  # type: ignore[arg-type]
+            (before if after is None else after).append(key)
     given = len(before) + len(after or ())
     if given > rank:
         raise IndexError(f"{given} indices for a tensor of {rank} dimensions")

@@ -5,7 +5,6 @@ array.
 """
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -13,6 +12,8 @@ from weighlock.errors import LayoutError
 from weighlock.tensors.dtypes import DType
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from weighlock.tensors.dtypes import DTypeLike
 
 __all__ = ["Layout", "Span", "SpecLike", "TensorSpec"]
@@ -70,7 +71,7 @@ class TensorSpec:
         if isinstance(value, cls):
             return value
         name, dtype, shape = value  # type: ignore[misc]
-        return cls(name, dtype, shape)
+        return cls(name, DType.of(dtype), tuple(shape))
 
     @property
     def size(self) -> int:
@@ -107,7 +108,7 @@ def check_name(name: object) -> None:
 
 
 def _as_ints(name: str, shape: tuple[object, ...]) -> tuple[int, ...]:
-    """Sizes as plain ints; numpy integers and `torch.Size` entries pass, bools and floats do not."""
+    """Sizes as plain ints: numpy integers and the like pass, bools and floats do not."""
     sizes = []
     for size in shape:
         if isinstance(size, bool) or not hasattr(size, "__index__"):

@@ -33,7 +33,7 @@ def is_tensor(value: object) -> bool:
 
 
 def check_plain(name: str, tensor: "Tensor") -> None:
-    """Raise `LayoutError` unless the tensor is one piece of real memory; the message has the remedy."""
+    """Raise `LayoutError`, with the remedy, unless the tensor is one piece of real memory."""
     import torch
 
     kind = type(tensor).__name__
@@ -71,9 +71,9 @@ def from_bytes(buffer: Array, spec: TensorSpec, device: object = None) -> "Tenso
     elif spec.dtype.is_packed:
         shape = (spec.nbytes,)
     if spec.nbytes == 0:
-        return torch.empty(shape, dtype=dtype, device=device)  # type: ignore[arg-type]
+        return torch.empty(shape, dtype=dtype, device=device)
     tensor = torch.from_numpy(buffer).view(dtype).reshape(shape)
-    return tensor if device is None else tensor.to(device)  # type: ignore[call-overload]
+    return tensor if device is None else tensor.to(device)
 
 
 def from_array(array: Array, *, device: object = None, dtype: object = None) -> "Tensor":
@@ -85,12 +85,12 @@ def from_array(array: Array, *, device: object = None, dtype: object = None) -> 
         raise UnsupportedDType("torch has F4 only in pairs; ref.torch() gives float4_e2m1fn_x2")
     if not array.flags.c_contiguous or not array.flags.writeable:
         array = array.copy()
-    if array.dtype.isnative and found.torch_name == array.dtype.name:
+    if array.dtype.isnative and found.numpy.isbuiltin == 1:
         tensor = torch.from_numpy(array)
     else:
         raw = array.astype(found.numpy, copy=False).view(f"u{array.dtype.itemsize}")
         tensor = torch.from_numpy(raw).view(getattr(torch, found.torch_name))
-    return tensor.to(device=device, dtype=dtype)  # type: ignore[call-overload]
+    return tensor.to(device=device, dtype=dtype)
 
 
 def as_target(spec: TensorSpec, tensor: object) -> Array:
@@ -109,7 +109,7 @@ def as_target(spec: TensorSpec, tensor: object) -> Array:
         )
     if not ref.is_plain:
         raise LayoutError(
-            f"tensor {spec.name!r}: out= is on {ref.tensor.device}, or a lazy conjugate or negative; "
+            f"tensor {spec.name!r}: out= is on {ref.tensor.device}, or lazily conjugated; "
             "Catalog.load_into reads into those"
         )
     return _numpy_view(ref.tensor, ref.dtype)
@@ -120,9 +120,11 @@ def _numpy_view(tensor: "Tensor", dtype: DType) -> Array:
     import torch
 
     if dtype.is_packed:
-        return tensor.view(torch.uint8).numpy()
+        packed: Array = tensor.view(torch.uint8).numpy()
+        return packed
     if dtype.numpy.isbuiltin == 1:
-        return tensor.numpy()
+        plain: Array = tensor.numpy()
+        return plain
     whole = torch.uint8 if dtype.bits == 8 else torch.int16
     array: Array = tensor.view(whole).numpy().view(dtype.numpy)
     return array
@@ -181,7 +183,14 @@ class TorchRef(TensorRef):
     def identity(self) -> Hashable:
         tensor = self.tensor
         flags = tensor.is_conj(), tensor.is_neg()
-        return str(tensor.device), tensor.data_ptr(), tensor.shape, tensor.stride(), self.dtype, flags
+        return (
+            str(tensor.device),
+            tensor.data_ptr(),
+            tensor.shape,
+            tensor.stride(),
+            self.dtype,
+            flags,
+        )
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         if self.is_plain and self.tensor.is_contiguous():
@@ -212,7 +221,9 @@ def staged_pieces(tensor: "Tensor", max_bytes: int) -> Iterator[memoryview]:
     if not tensor.is_complex() and not tensor.is_neg():
         # Same-width integers: copy_ lacks kernels for some of the small float types.
         width = tensor.element_size()
-        tensor = tensor.view({1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width])
+        tensor = tensor.view(
+            {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[width]
+        )
     elements = max(1, min(max_bytes // tensor.element_size(), tensor.numel()))
     staging = torch.empty(elements, dtype=tensor.dtype)
     for part in _row_major(tensor, elements):
@@ -229,4 +240,6 @@ def _row_major(tensor: "Tensor", elements: int) -> "Iterator[Tensor]":
         return
     step = max(1, elements * tensor.shape[0] // tensor.numel())
     for first in range(0, tensor.shape[0], step):
-        yield from _row_major(tensor[first] if step == 1 else tensor[first : first + step], elements)
+        yield from _row_major(
+            tensor[first] if step == 1 else tensor[first : first + step], elements
+        )

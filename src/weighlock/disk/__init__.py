@@ -1,0 +1,1 @@
+"""WHERE bytes are put: files that appear whole or not at all."""

@@ -1,0 +1,402 @@
+"""Files and directories that appear whole or not at all. The only module that renames or fsyncs.
+
+The protocol: write a file nobody can see → fsync it → give it a hidden name → rename it over the
+destination → fsync the directory. A reader finds the old file or the new one at every instant.
+
+- Without the first fsync a power loss leaves an empty file under the new name; without the second
+  one ext4 comes back with the old name (tests/crash/test_power_loss.py).
+- A failed fsync is final: Linux marks the pages clean, so a second one succeeds and means nothing.
+- The hidden file has no name at all where the file system can do that (O_TMPFILE): however the
+  process dies, the kernel removes it. Elsewhere it has a unique `.part-` name beside the
+  destination.
+"""
+
+import contextlib
+import errno
+import os
+from collections.abc import Callable, Iterator
+from types import TracebackType
+from typing import Self
+
+from weighlock.disk.effects import Disk, PosixDisk
+from weighlock.disk.owner import temporary_name
+from weighlock.disk.termination import CleanupOnSignal
+from weighlock.errors import DiskError, NoSpace, NotDurable, ShortRead
+
+__all__ = ["AtomicDirectory", "AtomicFile"]
+
+_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
+_COPY_BYTES = 64 * 1024 * 1024
+"""Bytes to copy in one call: enough to be cheap, few enough to show progress."""
+
+
+class _Place:
+    """A name in a directory that is held open, and errors that speak of it."""
+
+    def __init__(self, path: "str | os.PathLike[str]", disk: Disk) -> None:
+        self.path = os.fspath(path)
+        parent, self.name = os.path.split(self.path)
+        self.disk = disk
+        if self.name in ("", ".", ".."):
+            raise DiskError(f"{self.path}: cannot be written: it names a directory")
+        with self.errors("cannot be written: its directory"):
+            self.directory = disk.open_directory(parent or ".")
+
+    @contextlib.contextmanager
+    def errors(self, doing: str, wanted_bytes: int = 0) -> Iterator[None]:
+        """Translate what the system says into errors that name the destination."""
+        try:
+            yield
+        except (DiskError, ShortRead):
+            raise
+        except OSError as error:
+            if error.errno in _NO_ROOM:
+                raise self.no_space(wanted_bytes, error.errno) from error
+            raise DiskError(f"{self.path}: {doing}: {error.strerror}", errno=error.errno) from error
+
+    def no_space(self, wanted_bytes: int, number: int | None = None) -> NoSpace:
+        """The error for a full disk, with both numbers."""
+        free = self.free_bytes()
+        return NoSpace(
+            f"{self.path}: no space: {wanted_bytes:,} bytes are needed, {free:,} are free",
+            wanted_bytes=wanted_bytes,
+            free_bytes=free,
+            errno=number or errno.ENOSPC,
+        )
+
+    def free_bytes(self) -> int:
+        try:
+            return self.disk.free_bytes(self.directory)
+        except OSError:
+            return 0
+
+    def sync_directory(self) -> None:
+        try:
+            self.disk.sync(self.directory)
+        except OSError as error:
+            # Some file systems have nothing to sync in a directory and say so with EINVAL.
+            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+                raise NotDurable(
+                    f"{self.path}: is in place, but its directory could not be synced: "
+                    f"{error.strerror}; a power loss may undo it",
+                    errno=error.errno,
+                ) from error
+
+    def close(self) -> None:
+        directory, self.directory = self.directory, -1
+        if directory >= 0:
+            self.disk.close(directory)
+
+
+class AtomicFile:
+    """A new file that takes its destination's name when it is complete.
+
+    `commit()` puts it in place, `discard()` leaves no trace of it; as a context manager it commits
+    on a clean exit and discards on an exception. Whatever happens, the destination is untouched
+    until `commit`. Bytes may be written in any order and from any thread.
+
+    Args:
+        path: the destination. A symbolic link there is replaced, not followed.
+        durable: fsync file and directory in `commit`.
+        disk: the effects; the machine's own if not given.
+
+    Raises:
+        DiskError: there is no such directory, it cannot be written, or the path is a directory.
+    """
+
+    def __init__(
+        self, path: "str | os.PathLike[str]", *, durable: bool = True, disk: Disk | None = None
+    ) -> None:
+        self._disk = disk or PosixDisk()
+        self._durable = durable
+        self._pid = os.getpid()
+        self._fd = -1
+        self._temporary: str | None = None
+        self._on_signal: CleanupOnSignal | None = None
+        self._place = _Place(path, self._disk)
+        try:
+            if os.path.isdir(self.path) and not os.path.islink(self.path):
+                raise DiskError(f"{self.path}: cannot be written: it is a directory")
+            with self._place.errors("cannot be created"):
+                self._create()
+        except BaseException:
+            self.discard()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The destination."""
+        return self._place.path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    def __del__(self) -> None:
+        # A safety net for a file nobody committed or discarded.
+        with contextlib.suppress(Exception):
+            self.discard()
+
+    def reserve(self, total_bytes: int) -> None:
+        """Raise `NoSpace` now if so many bytes cannot fit, before any work is done for them."""
+        if total_bytes > self._place.free_bytes() > 0:
+            raise self._place.no_space(total_bytes)
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write all of `data` at that offset."""
+        done, wanted = 0, len(data)
+        with self._place.errors(f"writing {wanted:,} bytes at {offset:,} failed", wanted):
+            while done < wanted:
+                taken = self._disk.write(self._fd, data[done:] if done else data, offset + done)
+                if taken == 0:
+                    raise DiskError(f"{self.path}: took {done:,} of {wanted:,} bytes and no more")
+                done += taken
+
+    def copy(
+        self,
+        source_fd: int,
+        source_offset: int,
+        offset: int,
+        count: int,
+        progress: Callable[[int], None] = lambda _: None,
+    ) -> bool:
+        """Copy from another file inside the kernel; False if these two files do not allow it.
+
+        `progress` is called after each step with the bytes it copied.
+
+        Raises:
+            ShortRead: the other file ends too early.
+        """
+        done = 0
+        with self._place.errors(f"copying {count:,} bytes to {offset:,} failed", count):
+            while done < count:
+                step = min(count - done, _COPY_BYTES)
+                copied = self._disk.copy(
+                    source_fd, source_offset + done, self._fd, offset + done, step
+                )
+                if copied is None:
+                    return False
+                if copied == 0:
+                    raise ShortRead(
+                        f"the file copied into {self.path} ends at byte {source_offset + done:,}; "
+                        f"{count:,} bytes were wanted from {source_offset:,}, {done:,} were there",
+                        wanted=count,
+                        got=done,
+                    )
+                done += copied
+                progress(copied)
+        return True
+
+    def insert(self, offset: int, count: int) -> int:
+        """Make room for at least `count` bytes at an offset without moving data.
+
+        Returns:
+            The bytes inserted: whole blocks of the file system; 0 if it cannot do that.
+        """
+        with self._place.errors("making room failed", count):
+            block = self._disk.block_bytes(self._fd)
+            count = -(-count // block) * block
+            if offset % block:
+                return 0
+            return count if self._disk.insert(self._fd, offset, count) else 0
+
+    def descriptor(self) -> int:
+        """The open file, for reading back what was written."""
+        return self._fd
+
+    def commit(self) -> None:
+        """Put the file in place. On any exception it is discarded and the destination untouched.
+
+        Raises:
+            NotDurable: an fsync failed. Only if that was the directory's is the file in place.
+        """
+        try:
+            self._commit()
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Leave no trace. Idempotent; nothing happens after `commit`, or in a forked child."""
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                self._disk.close(fd)
+        temporary, self._temporary = self._temporary, None
+        if temporary is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._place.directory, temporary)
+        if self._on_signal is not None:
+            self._on_signal.cancel()
+        if getattr(self, "_place", None) is not None:
+            self._place.close()
+
+    def _create(self) -> None:
+        unnamed = self._disk.create_unnamed(self._place.directory)
+        if unnamed is not None:
+            self._fd = unnamed
+            return
+        self._watch_signals()
+        self._temporary = temporary_name(self._place.name)
+        self._fd = self._disk.create(self._place.directory, self._temporary)
+
+    def _watch_signals(self) -> None:
+        """From now on there is a name to remove if the process is told to end."""
+        if self._on_signal is None:
+            self._on_signal = CleanupOnSignal(self._remove_temporary)
+
+    def _remove_temporary(self) -> None:
+        if self._temporary is not None:
+            self._disk.unlink(self._place.directory, self._temporary)
+
+    def _commit(self) -> None:
+        if self._fd < 0:
+            raise DiskError(f"{self.path}: was already committed or discarded")
+        place = self._place
+        if self._durable:
+            try:
+                self._disk.sync(self._fd)
+            except OSError as error:
+                raise NotDurable(
+                    f"{self.path}: syncing failed: {error.strerror}; what was written is discarded",
+                    errno=error.errno,
+                ) from error
+        with place.errors("cannot be put in place"):
+            if self._temporary is None:
+                self._watch_signals()
+                self._temporary = temporary_name(place.name)
+                self._disk.link(self._fd, place.directory, self._temporary)
+            # Network file systems report failed writes when the file is closed: before the rename.
+            fd, self._fd = self._fd, -1
+            self._disk.close(fd)
+            self._disk.rename(place.directory, self._temporary, place.name)
+            self._temporary = None
+        if self._durable:
+            place.sync_directory()
+
+
+class AtomicDirectory:
+    """A new directory of files that takes its destination's name when it is complete.
+
+    Files are written to `path_of(name)`, each atomically and durably by itself, and may be
+    renamed inside; `commit()` renames the whole once. The destination must be new or an empty directory.
+
+    Raises:
+        DiskError: the destination exists and is not an empty directory.
+    """
+
+    def __init__(
+        self, path: "str | os.PathLike[str]", *, durable: bool = True, disk: Disk | None = None
+    ) -> None:
+        self._disk = disk or PosixDisk()
+        self._durable = durable
+        self._pid = os.getpid()
+        self._inside = -1
+        self._place = _Place(os.fspath(path).rstrip("/") or "/", self._disk)
+        self._root = os.path.dirname(os.path.abspath(self.path))
+        self._staging: str | None = None
+        self._on_signal: CleanupOnSignal | None = None
+        try:
+            self._check_destination()
+            self._on_signal = CleanupOnSignal(self._remove_staging)
+            with self._place.errors("cannot be created"):
+                self._staging = temporary_name(self._place.name)
+                self._disk.make_directory(self._place.directory, self._staging)
+                self._inside = self._disk.open_directory(self.path_of(""))
+        except BaseException:
+            self.discard()
+            raise
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is None:
+            self.commit()
+        else:
+            self.discard()
+
+    @property
+    def path(self) -> str:
+        """The destination."""
+        return self._place.path
+
+    def path_of(self, name: str) -> str:
+        """Where a file of that name is to be written before the commit."""
+        if self._staging is None:
+            raise DiskError(f"{self.path}: was already committed or discarded")
+        return os.path.join(self._root, self._staging, name)
+
+    def rename(self, old: str, new: str) -> None:
+        """Rename a file inside."""
+        with self._place.errors(f"renaming {old} to {new} failed"):
+            self._disk.rename(self._inside, old, new)
+
+    def reserve(self, total_bytes: int) -> None:
+        """Raise `NoSpace` now if so many bytes cannot fit."""
+        if total_bytes > self._place.free_bytes() > 0:
+            raise self._place.no_space(total_bytes)
+
+    def commit(self) -> None:
+        """Put the directory in place. On any exception it is discarded."""
+        place = self._place
+        try:
+            if self._staging is None:
+                raise DiskError(f"{self.path}: was already committed or discarded")
+            if self._durable:
+                try:
+                    self._disk.sync(self._inside)
+                except OSError as error:
+                    raise NotDurable(
+                        f"{self.path}: syncing failed: {error.strerror}", errno=error.errno
+                    ) from error
+            with place.errors("cannot be put in place"):
+                self._disk.rename(place.directory, self._staging, place.name)
+                self._staging = None
+            if self._durable:
+                place.sync_directory()
+        finally:
+            self.discard()
+
+    def discard(self) -> None:
+        """Remove what was staged. Idempotent, and nothing after `commit`."""
+        if self._staging is not None and os.getpid() == self._pid:
+            with contextlib.suppress(OSError):
+                self._remove_staging()
+        self._staging = None
+        inside, self._inside = self._inside, -1
+        if inside >= 0:
+            self._disk.close(inside)
+        if self._on_signal is not None:
+            self._on_signal.cancel()
+        self._place.close()
+
+    def _check_destination(self) -> None:
+        if not os.path.lexists(self.path):
+            return
+        if os.path.islink(self.path) or not os.path.isdir(self.path) or os.listdir(self.path):
+            raise DiskError(
+                f"{self.path}: exists and is not an empty directory; name a new one",
+                errno=errno.ENOTEMPTY,
+            )
+
+    def _remove_staging(self) -> None:
+        if self._staging is None:
+            return
+        for name in os.listdir(self._inside) if self._inside >= 0 else []:
+            self._disk.unlink(self._inside, name)
+        self._disk.remove_directory(self._place.directory, self._staging)

@@ -1,0 +1,175 @@
+"""Save tensors from anywhere into one safetensors file or several. Knows what to write where."""
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal, TypeAlias
+
+from weighlock.disk.atomic import AtomicDirectory, AtomicFile
+from weighlock.errors import LayoutError
+from weighlock.formats.safetensors import check_metadata
+from weighlock.formats.sharded import INDEX_NAME, build_index
+from weighlock.formats.shards import PlannedShards, StreamedShards
+from weighlock.formats.writer import Writer
+from weighlock.limits import Limits
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import as_ref
+from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.spec import SpecLike, TensorSpec
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Tensors", "save"]
+
+Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
+
+
+def save(
+    path: "str | os.PathLike[str]",
+    tensors: Tensors,
+    specs: Iterable[SpecLike] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
+    *,
+    tied: Literal["copy", "alias"] = "copy",
+    max_shard_bytes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    limits: Limits | None = None,
+) -> None:
+    """Write tensors to a safetensors file, holding a few megabytes of them at most.
+
+    Args:
+        path: the destination; with `max_shard_bytes`, a directory that is new or empty.
+        tensors: a mapping or catalog, or an iterable of `(name, tensor)`; a tensor is a numpy
+            array, a torch tensor on any device, or a ref, which is copied from where it lies.
+        specs: what an iterable will give, in any order, as `TensorSpec` or `(name, dtype, shape)`.
+            Without it the file is laid down as tensors come.
+        metadata: text to store beside the tensors; a catalog's own is kept if this is not given.
+        durable: survive a power loss once this returns.
+        tied: tensors of a mapping that are the same view of the same memory are written once for
+            each name (`"copy"`) or once, with the other names in the metadata (`"alias"`).
+        max_shard_bytes: write `model-00001-of-0000N.safetensors` files of at most this size, a
+            larger tensor in a file of its own, and their index.
+        progress: called after each step with the bytes it wrote.
+        limits: bounds of the header.
+
+    Raises:
+        LayoutError: tensors and specs disagree, or something is not a plain tensor.
+        DiskError: the disk refused.
+        On any exception the destination is untouched and nothing lies beside it.
+    """
+    limits = limits or Limits()
+    if isinstance(tensors, Catalog) and metadata is None:
+        metadata = _own_metadata(tensors)
+    beside = check_metadata(metadata)
+    refs: Iterable[TensorRef]
+    aliases: dict[str, str] = {}
+    if isinstance(tensors, Mapping):
+        known = [as_ref(name, value) for name, value in tensors.items()]
+        if tied == "alias":
+            known, aliases = _untied(known, beside)
+        refs = known
+        if specs is None:
+            specs = [ref.spec for ref in known]
+    elif tied == "alias":
+        raise LayoutError(
+            'tied="alias" needs a mapping: tensors of an iterable may share memory by chance'
+        )
+    else:
+        refs = (as_ref(name, value) for name, value in tensors)
+    job = _Job(durable, beside, aliases, progress, limits)
+    announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
+    if max_shard_bytes is None:
+        with job.writer(path, announced) as writer:
+            _write_all(writer, refs)
+    elif max_shard_bytes <= 0:
+        raise LayoutError(f"max_shard_bytes={max_shard_bytes}: a shard must hold something")
+    else:
+        _save_sharded(path, refs, announced, max_shard_bytes, job)
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    """What every file of one save has in common."""
+
+    durable: bool
+    metadata: Mapping[str, str]
+    aliases: Mapping[str, str]
+    """Names that are not written, and the names of the tensors they stand for."""
+    progress: Callable[[int], None] | None
+    limits: Limits
+
+    def writer(self, path: "str | os.PathLike[str]", specs: list[TensorSpec] | None) -> Writer:
+        """A writer for one file; its metadata holds the aliases of the tensors it gets."""
+        names = {spec.name for spec in specs or ()}
+        aliases = {alias: name for alias, name in self.aliases.items() if name in names}
+        return Writer(
+            path,
+            specs,
+            metadata={**self.metadata, **aliases},
+            durable=self.durable,
+            progress=self.progress,
+            limits=self.limits,
+        )
+
+
+def _write_all(
+    writer: "Writer | PlannedShards | StreamedShards", refs: Iterable[TensorRef]
+) -> None:
+    if isinstance(refs, list):
+        writer.copy_all(refs)  # all at once, so that neighbours are copied together
+    else:
+        for ref in refs:
+            writer.copy_all([ref])
+
+
+def _own_metadata(catalog: Catalog) -> dict[str, str]:
+    """A catalog's metadata without what only described the files it lay in."""
+    return {
+        key: value
+        for key, value in catalog.metadata.items()
+        if key != "total_size" and not (key in catalog and value in catalog)
+    }
+
+
+def _untied(
+    refs: list[TensorRef], metadata: Mapping[str, str]
+) -> tuple[list[TensorRef], dict[str, str]]:
+    """The refs without those that repeat another, and the names of those: name to name kept."""
+    first: dict[object, str] = {}
+    kept: list[TensorRef] = []
+    aliases: dict[str, str] = {}
+    for ref in refs:
+        # Tensors without bytes share whatever address they have by chance.
+        name = first.setdefault(ref.identity(), ref.name) if ref.nbytes else ref.name
+        if name == ref.name:
+            kept.append(ref)
+        elif ref.name in metadata or ref.name == "format":
+            raise LayoutError(
+                f"tensor {ref.name!r} is tied to {name!r}, but the metadata has a {ref.name!r} too"
+            )
+        else:
+            aliases[ref.name] = name
+    return kept, aliases
+
+
+def _save_sharded(
+    path: "str | os.PathLike[str]",
+    refs: Iterable[TensorRef],
+    specs: list[TensorSpec] | None,
+    max_bytes: int,
+    job: _Job,
+) -> None:
+    shards: PlannedShards | StreamedShards
+    with AtomicDirectory(path, durable=job.durable) as directory:
+        if specs is None:
+            shards = StreamedShards(directory, max_bytes, job.writer)
+        else:
+            directory.reserve(sum(spec.nbytes for spec in specs))
+            shards = PlannedShards(directory, specs, max_bytes, job.writer)
+        with shards:
+            _write_all(shards, refs)
+        weight_map = dict(shards.weight_map)
+        weight_map.update((alias, weight_map[name]) for alias, name in job.aliases.items())
+        with AtomicFile(directory.path_of(INDEX_NAME), durable=job.durable) as file:
+            file.write(0, memoryview(build_index(weight_map, shards.total_bytes)))

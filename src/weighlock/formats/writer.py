@@ -1,0 +1,283 @@
+"""Write a safetensors file of any size, holding none of it.
+
+Knows where tensors go in the file and how their bytes get there; that the file appears whole or
+not at all is `disk.atomic`'s.
+"""
+
+import functools
+import os
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import Future
+from types import TracebackType
+from typing import TYPE_CHECKING, Self
+
+from weighlock.disk.atomic import AtomicFile
+from weighlock.errors import LayoutError
+from weighlock.formats.placement import Placement, Planned, Streamed
+from weighlock.formats.safetensors import check_metadata
+from weighlock.limits import Limits
+from weighlock.sources.local import FileSource
+from weighlock.tensors.convert import as_ref
+from weighlock.tensors.ref import PIECE_BYTES, StoredRef, TensorRef
+from weighlock.tensors.spec import SpecLike, TensorSpec
+from weighlock.tensors.torch import TorchRef
+
+if TYPE_CHECKING:
+    from weighlock.disk.effects import Disk
+
+__all__ = ["Finish", "Writer"]
+
+_STEP_BYTES = 64 * 1024 * 1024
+"""Most bytes between two calls of `progress`."""
+
+
+class Finish:
+    """A file being put in place in the background. The interpreter does not exit before it is."""
+
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._future: Future[None] = Future()
+        self._work = work
+        # Not a daemon: interpreter exit joins it, so that what was written is not lost.
+        threading.Thread(target=self._run, name="weighlock-finish").start()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:
+            self._future.set_exception(error)
+        else:
+            self._future.set_result(None)
+
+    def done(self) -> bool:
+        """Whether the file is in place, or has failed to be."""
+        return self._future.done()
+
+    def result(self, timeout_s: float | None = None) -> None:
+        """Wait until the file is in place; raise what went wrong if it is not going to be."""
+        self._future.result(timeout_s)
+
+
+class Writer:
+    """Writes tensors into a new safetensors file, in any order.
+
+    The file appears under its path when the writer is finished: by `finish()`, by
+    `finish_in_background()`, or by leaving the `with` block without an exception. Before that, and
+    after any error, whatever was at the path stays as it was and nothing lies beside it.
+
+    Args:
+        path: the destination.
+        specs: what will be written. Given, every tensor has its place from the start, aligned to
+            its element size, and exactly these must be written. Not given, tensors are laid down
+            as they come.
+        metadata: text to store beside the tensors. `{"format": "pt"}` is added if torch tensors are
+            written and it says nothing about the format itself.
+        durable: survive a power loss once finished.
+        header_bytes: without specs, the room to keep for the header; if it turns out too small the
+            data is moved, by the file system where it can, by copying where it cannot.
+        progress: called after each step with the bytes it wrote.
+        limits: bounds of the header.
+
+    A tensor that fails halfway (its source cannot be read, the disk is full) ends the writer: there
+    is no finishing a file with a torn tensor in it. Tensors may be written from several threads.
+    """
+
+    def __init__(
+        self,
+        path: "str | os.PathLike[str]",
+        specs: Iterable[SpecLike] | None = None,
+        *,
+        metadata: Mapping[str, str] | None = None,
+        durable: bool = True,
+        header_bytes: int = 256 * 1024,
+        progress: Callable[[int], None] | None = None,
+        limits: Limits | None = None,
+        disk: "Disk | None" = None,
+    ) -> None:
+        limits = limits or Limits()
+        self._metadata = check_metadata(metadata)
+        self._written: set[str] = set()
+        self._torch = False
+        self._progress = progress or (lambda _: None)
+        self._lock = threading.Lock()
+        self._placement: Placement
+        if specs is None:
+            self._placement = Streamed(header_bytes, limits)
+        else:
+            self._placement = Planned(
+                [TensorSpec.of(spec) for spec in specs], self._metadata, limits
+            )
+        self._new_file = functools.partial(AtomicFile, path, durable=durable, disk=disk)
+        self._file = self._new_file()
+        try:
+            self._file.reserve(self._placement.total_bytes)
+        except BaseException:
+            self._file.discard()
+            raise
+
+    @property
+    def path(self) -> str:
+        """The destination."""
+        return self._file.path
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if kind is not None:
+            self.discard()
+        elif not self._placement.sealed:
+            self.finish()
+
+    def write(self, name: str, tensor: object) -> None:
+        """Write a tensor: a numpy array, a torch tensor on any device, or a ref.
+
+        Raises:
+            LayoutError: it is not what was announced, was written before, or is not a plain tensor.
+        """
+        self.copy_all([as_ref(name, tensor)])
+
+    def copy(self, name: str, ref: TensorRef) -> None:
+        """Write a tensor from where it lies; between files, without passing through here."""
+        self.copy_all([as_ref(name, ref)])
+
+    def copy_all(self, refs: Iterable[TensorRef]) -> None:
+        """Write many tensors in the order of the file, those that lie end to end as one."""
+        placed = sorted(((self._claim(ref), ref) for ref in refs), key=lambda pair: pair[0])
+        try:
+            for offset, run in _runs(placed):
+                self._write_run(offset, run)
+        except BaseException:
+            self.discard()
+            raise
+
+    def finish(self) -> None:
+        """Put the file in place.
+
+        Raises:
+            LayoutError: tensors that were announced are missing. The destination is untouched.
+            DiskError: the disk refused. The destination is untouched.
+        """
+        self._seal()
+        self._file.commit()
+
+    def finish_in_background(self) -> Finish:
+        """Return at once and put the file in place from another thread.
+
+        Every byte has been handed to the system already: the arrays that were written may change.
+        What can be wrong with the tensors is raised here; what the disk says, by `result()`.
+        """
+        self._seal()
+        return Finish(self._file.commit)
+
+    def discard(self) -> None:
+        """Give up: the destination stays as it was and nothing lies beside it. Idempotent."""
+        self._placement.sealed = True
+        self._file.discard()
+
+    def _claim(self, ref: TensorRef) -> int:
+        """The offset in the file for a tensor that is about to be written."""
+        with self._lock:
+            if self._placement.sealed:
+                raise LayoutError(
+                    f"{self.path}: tensor {ref.name!r} came after the file was finished or given up"
+                )
+            if ref.name in self._written:
+                raise LayoutError(f"{self.path}: tensor {ref.name!r} was already written")
+            offset = self._placement.place(ref.spec)
+            self._written.add(ref.name)
+            self._torch = self._torch or isinstance(ref, TorchRef)
+            return offset
+
+    def _write_run(self, offset: int, run: list[TensorRef]) -> None:
+        """Write tensors that follow each other, in the file and, if several, in their source."""
+        first = run[0]
+        if isinstance(first, StoredRef) and isinstance(first.source, FileSource):
+            span = first.contiguous_span
+            length = sum(ref.nbytes for ref in run)
+            if span is not None and length:
+                with first.source.descriptor() as source_fd:
+                    if self._file.copy(source_fd, span.offset, offset, length, self._progress):
+                        return
+        for ref in run:
+            for piece in ref.pieces(PIECE_BYTES):
+                for first_byte in range(0, len(piece), _STEP_BYTES):
+                    step = piece[first_byte : first_byte + _STEP_BYTES]
+                    self._file.write(offset, step)
+                    self._progress(len(step))
+                    offset += len(step)
+
+    def _seal(self) -> None:
+        """Write the header, after making sure that nothing is missing."""
+        try:
+            if self._placement.sealed:
+                raise LayoutError(f"{self.path}: was already finished or discarded")
+            if self._torch:
+                self._metadata.setdefault("format", "pt")
+            missing = self._placement.missing(self._written)
+            if missing:
+                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+                raise LayoutError(f"{self.path}: tensor {missing[0]!r}{more} was never written")
+            lacking = self._placement.lacking(self._metadata)
+            if lacking:
+                self._make_room(lacking)
+            self._file.write(0, memoryview(self._placement.header(self._metadata)))
+            self._placement.sealed = True
+        except BaseException:
+            self.discard()
+            raise
+
+    def _make_room(self, count: int) -> None:
+        """Move the data section away from the start, for a header longer than what was kept."""
+        inserted = self._file.insert(0, count)
+        if inserted:
+            self._placement.moved(inserted)
+            return
+        before, self._file = self._file, self._new_file()
+        try:
+            start = self._placement.data_start
+            self._placement.moved(count)
+            _move(before, start, self._file, self._placement.data_start, self._placement.data_bytes)
+        finally:
+            before.discard()
+
+
+def _move(source: AtomicFile, start: int, target: AtomicFile, offset: int, count: int) -> None:
+    fd = source.descriptor()
+    target.reserve(offset + count)
+    if count == 0 or target.copy(fd, start, offset, count):
+        return
+    for first in range(0, count, PIECE_BYTES):
+        piece = os.pread(fd, min(PIECE_BYTES, count - first), start + first)
+        target.write(offset + first, memoryview(piece))
+
+
+def _runs(placed: list[tuple[int, TensorRef]]) -> Iterable[tuple[int, list[TensorRef]]]:
+    """Group tensors that lie end to end both in the new file and in one source."""
+    run: list[TensorRef] = []
+    start = reached = source_reached = 0
+    for offset, ref in placed:
+        span = ref.contiguous_span if isinstance(ref, StoredRef) else None
+        joins = (
+            span is not None
+            and bool(run)
+            and isinstance(ref, StoredRef)
+            and isinstance(run[0], StoredRef)
+            and ref.source is run[0].source
+            and offset == reached
+            and span.offset == source_reached
+        )
+        if not joins:
+            if run:
+                yield start, run
+            run, start = [], offset
+        run.append(ref)
+        reached = offset + ref.nbytes
+        source_reached = span.end if span is not None else -1
+    if run:
+        yield start, run

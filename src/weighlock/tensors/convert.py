@@ -1,0 +1,86 @@
+"""Anything that is a tensor, as a ref; and a ref seen in another dtype. Pure: nothing is read."""
+
+from collections.abc import Hashable, Iterator
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.tensors.arrays import Array, byte_view
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
+from weighlock.tensors.slicing import Index
+from weighlock.tensors.spec import TensorSpec
+from weighlock.tensors.torch import TorchRef, is_tensor
+
+__all__ = ["CastRef", "as_ref"]
+
+
+def as_ref(name: str, value: object) -> TensorRef:
+    """A ref under that name to an array, a torch tensor or another ref.
+
+    Raises:
+        LayoutError: it is none of these, or a tensor without plain memory.
+        UnsupportedDType: safetensors has no such type.
+    """
+    if isinstance(value, TensorRef):
+        return value if value.name == name else value.renamed(name)
+    if is_tensor(value):
+        return TorchRef.of(name, value)
+    if isinstance(value, (np.ndarray, np.generic)):
+        try:
+            return ArrayRef.of(name, np.asarray(value))
+        except UnsupportedDType as error:
+            raise UnsupportedDType(
+                f"tensor {name!r} is {value.dtype}, for which safetensors has no type: convert it"
+            ) from error
+    raise LayoutError(
+        f"tensor {name!r} is a {type(value).__name__}: pass a numpy array, a torch tensor or a ref"
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class CastRef(TensorRef):
+    """A tensor that is converted to another dtype as it is read, piece by piece."""
+
+    spec: TensorSpec
+    original: TensorRef
+
+    @classmethod
+    def of(cls, ref: TensorRef, dtype: DType) -> TensorRef:
+        """The ref in that dtype; itself if it already is.
+
+        Raises:
+            UnsupportedDType: one of the two is packed, or complex numbers would lose a part.
+        """
+        if ref.dtype is dtype:
+            return ref
+        if (
+            ref.dtype.is_packed
+            or dtype.is_packed
+            or (ref.dtype.is_complex and not dtype.is_complex)
+        ):
+            raise UnsupportedDType(f"tensor {ref.name!r}: {ref.dtype} cannot be cast to {dtype}")
+        return cls(TensorSpec(ref.name, dtype, ref.shape), ref)
+
+    def renamed(self, name: str) -> "CastRef":
+        return replace(self, spec=self.spec.renamed(name))
+
+    def identity(self) -> Hashable:
+        return "cast", self.dtype, self.original.identity()
+
+    def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+        for piece in self.original.pieces(max_bytes):
+            whole = np.frombuffer(piece, np.uint8).view(self.original.dtype.numpy)
+            step = max(1, max_bytes // max(self.original.dtype.alignment, self.dtype.alignment))
+            for first in range(0, whole.size, step):
+                yield byte_view(_cast(whole[first : first + step], self.dtype))
+
+    def _slice(self, index: Index) -> Array:
+        return _cast(np.asarray(self.original[index]), self.dtype)
+
+
+def _cast(values: Array, dtype: DType) -> Array:
+    # What overflows becomes infinite, as in torch; numpy would warn for each block.
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.asarray(values).astype(dtype.numpy)
