@@ -288,7 +288,8 @@ class AtomicDirectory:
     """A new directory of files that takes its destination's name when it is complete.
 
     Files are written to `path_of(name)`, each atomically and durably by itself, and may be
-    renamed inside; `commit()` renames the whole once. The destination must be new or an empty directory.
+    renamed inside; `commit()` renames the whole once. The destination must be new or an empty
+    directory.
 
     Raises:
         DiskError: the destination exists and is not an empty directory.

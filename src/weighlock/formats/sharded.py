@@ -56,7 +56,7 @@ def open_index(path: str, limits: Limits | None = None) -> Catalog:
     limits.check("shards", len(names), f"{path}: files in the index")
     places = {name: _confined(path, name) for name in names}
     refs = ShardedRefs(weight_map, places, limits)
-    return Catalog(refs, metadata, refs.close)
+    return Catalog(refs, metadata, refs.close, refs.shards)
 
 
 def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -136,7 +136,6 @@ class ShardedRefs(Mapping[str, TensorRef]):
             )
         return catalog[name]
 
-    @property
     def shards(self) -> dict[str, Catalog]:
         """Every shard by its file name, opened."""
         return {name: self._open(name) for name in self._places}

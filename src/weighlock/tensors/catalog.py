@@ -36,19 +36,22 @@ class Catalog(Mapping[str, TensorRef]):
         refs: the tensors by name. Kept, not copied: it may open files as it is asked.
         metadata: what the file says about itself beside its tensors.
         close: called once by `close()`, to let go of what the refs read from.
+        shards: gives the catalogs of the files the tensors are spread over, by file name.
     """
 
-    __slots__ = ("_close", "_metadata", "_refs")
+    __slots__ = ("_close", "_metadata", "_refs", "_shards")
 
     def __init__(
         self,
         refs: Mapping[str, TensorRef],
         metadata: Mapping[str, str] | None = None,
         close: Callable[[], None] | None = None,
+        shards: "Callable[[], Mapping[str, Catalog]] | None" = None,
     ) -> None:
         self._refs = refs
         self._metadata = MappingProxyType(dict(metadata or {}))
         self._close = close
+        self._shards = shards
 
     def __getitem__(self, name: str) -> TensorRef:
         return self._refs[name]
@@ -96,6 +99,10 @@ class Catalog(Mapping[str, TensorRef]):
     def nbytes(self) -> int:
         """Bytes of all tensors; one that goes by several names counts once."""
         return sum({ref.identity(): ref.nbytes for ref in self.values()}.values())
+
+    def shards(self) -> "Mapping[str, Catalog]":
+        """The files of a sharded model by name, all opened; empty for one that lies in one file."""
+        return self._shards() if self._shards is not None else {}
 
     def select(self, *patterns: str) -> "Catalog":
         """The tensors whose name matches one of the glob patterns, in this catalog's order."""

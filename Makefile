@@ -1,0 +1,39 @@
+# Everything sets itself up: a .venv with what it needs, made once and again when it changes.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+
+.PHONY: demo test quick bench lint clean
+
+demo: $(VENV)/installed
+	$(BIN)/weighlock demo
+
+test: $(VENV)/tests-installed lint
+	$(BIN)/python -m pytest
+	$(BIN)/python -m benchmarks --quick
+
+quick: $(VENV)/tests-installed lint
+	$(BIN)/python -m pytest -m "not slow and not root and not memory"
+
+bench:
+	$(PYTHON) -m benchmarks
+
+lint: $(VENV)/tests-installed
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+
+$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+	$(BIN)/pip install --quiet --editable .
+	touch $@
+
+# torch is pinned: any other version pulls gigabytes of CUDA packages.
+$(VENV)/tests-installed: pyproject.toml tests/requirements.txt | $(VENV)/installed
+	$(BIN)/pip install --quiet --requirement tests/requirements.txt
+	touch $@
+
+clean:
+	rm -rf $(VENV) .bench-venv .pytest_cache .mypy_cache .ruff_cache

@@ -1,0 +1,72 @@
+"""The `weighlock` command. Knows verbs and exit codes; each verb is a module of its own.
+
+Exit codes: 0 success, 1 a reported error (one line on stderr), 2 wrong usage, 128 + n ended by
+signal n.
+"""
+
+import importlib
+import os
+import signal
+import sys
+from types import FrameType
+from typing import NoReturn
+
+import click
+
+from weighlock import __version__
+from weighlock.cli.text import escaped
+from weighlock.errors import WeighlockError
+
+__all__ = ["main"]
+
+_VERBS = ("ls", "info", "convert", "verify", "diff", "demo")
+
+
+class _Verbs(click.Group):
+    """Loads the module of a verb when it is called: `weighlock ls` does not import the demo."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(_VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in _VERBS:
+            return None
+        command: click.Command = importlib.import_module(f"weighlock.cli.{cmd_name}").command
+        return command
+
+
+@click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="weighlock")
+def _weighlock() -> None:
+    """Look into model weights, check them and convert them, holding only a few megabytes."""
+
+
+def main() -> NoReturn:
+    """Run the command and exit."""
+    for number in (signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, _end)
+    try:
+        code = _weighlock.main(standalone_mode=False)
+        sys.stdout.flush()
+    except click.ClickException as error:
+        error.show()
+        code = error.exit_code
+    except (click.Abort, KeyboardInterrupt):
+        code = 128 + signal.SIGINT
+    except BrokenPipeError:
+        # The reader of our output has gone (`| head`). Python would complain about it at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 128 + signal.SIGPIPE
+    except (WeighlockError, OSError, MemoryError) as error:
+        click.echo(f"weighlock: {escaped(str(error) or type(error).__name__)}", err=True)
+        code = 1
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _end(number: int, frame: FrameType | None) -> NoReturn:
+    """Unwind, so that context managers remove what they made, and exit as the signal would."""
+    raise SystemExit(128 + number)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,117 @@
+"""`weighlock convert`: weights into safetensors, streaming."""
+
+import os
+import re
+from collections.abc import Sequence
+
+import click
+
+import weighlock
+from weighlock.cli.shared import DTYPE, SIZE, json_option, print_json, progress_bar, weights
+from weighlock.cli.text import escaped, size
+from weighlock.errors import DiskError, LayoutError
+from weighlock.formats.save import save
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import CastRef
+from weighlock.tensors.dtypes import DType
+
+__all__ = ["command"]
+
+
+@click.command("convert")
+@weights("source")
+@click.argument("target", type=click.Path())
+@click.option(
+    "--select", "patterns", multiple=True, metavar="GLOB", help="Keep only these tensors."
+)
+@click.option(
+    "--rename",
+    "renames",
+    multiple=True,
+    metavar="REGEX=TEXT",
+    help=r"Replace in every name, as in '^module\.=' or 'layer_(\d+)=layers.\1'.",
+)
+@click.option("--dtype", type=DTYPE, help="Convert floating-point tensors: bf16, f32, f16, …")
+@click.option(
+    "--max-shard-size", type=SIZE, help="Write a directory of files up to this size: 5GB."
+)
+@click.option(
+    "--tied",
+    type=click.Choice(["copy", "alias"]),
+    default="copy",
+    show_default=True,
+    help="Write a tensor of several names once for each, or once.",
+)
+@click.option("--metadata", "texts", multiple=True, metavar="KEY=TEXT", help="Add metadata.")
+@click.option("-f", "--force", is_flag=True, help="Replace TARGET if it exists.")
+@click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@json_option
+def command(
+    source: str,
+    target: str,
+    patterns: Sequence[str],
+    renames: Sequence[str],
+    dtype: DType | None,
+    max_shard_size: int | None,
+    tied: str,
+    texts: Sequence[str],
+    force: bool,
+    no_sync: bool,
+    as_json: bool,
+) -> None:
+    """Write the tensors of SOURCE to TARGET as safetensors.
+
+    Copies go from file to file in the kernel where they can, and never hold a whole tensor.
+    """
+    if os.path.lexists(target) and max_shard_size is None and not force:
+        raise DiskError(f"{target}: exists; --force replaces it")
+    with weighlock.open(source) as catalog:
+        chosen = _chosen(catalog, patterns, renames, dtype)
+        total = sum(ref.nbytes for ref in chosen.values()) if tied == "copy" else chosen.nbytes
+        with progress_bar(f"{source} → {target}", total) as progress:
+            save(
+                target,
+                chosen,
+                metadata=_metadata(chosen, texts) if texts else None,
+                durable=not no_sync,
+                tied=tied,  # type: ignore[arg-type]
+                max_shard_bytes=max_shard_size,
+                progress=progress,
+            )
+    if as_json:
+        print_json({"source": source, "target": target, "tensors": len(chosen), "bytes": total})
+    else:
+        click.echo(f"{escaped(target)}: {len(chosen):,} tensors, {size(total)}")
+
+
+def _chosen(
+    catalog: Catalog, patterns: Sequence[str], renames: Sequence[str], dtype: DType | None
+) -> Catalog:
+    if patterns:
+        catalog = catalog.select(*patterns)
+        if not catalog:
+            raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+    for rename in renames:
+        pattern, text = _pair("--rename", rename)
+        try:
+            catalog = catalog.rename(lambda name, p=pattern, t=text: re.sub(p, t, name))  # type: ignore[misc]
+        except re.error as error:
+            raise click.BadParameter(f"{rename!r}: {error}", param_hint="--rename") from error
+    if dtype is None:
+        return catalog
+    cast = {
+        name: CastRef.of(ref, dtype) if ref.dtype.is_float and not ref.dtype.is_packed else ref
+        for name, ref in catalog.items()
+    }
+    return Catalog(cast, catalog.metadata)
+
+
+def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
+    return {**catalog.metadata, **dict(_pair("--metadata", text) for text in texts)}
+
+
+def _pair(option: str, text: str) -> tuple[str, str]:
+    key, equals, value = text.partition("=")
+    if not equals or not key:
+        raise click.BadParameter(f"{text!r} has no '='", param_hint=option)
+    return key, value

@@ -1,0 +1,158 @@
+"""`weighlock diff`: what changed between two models, and by how much."""
+
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+
+import click
+import numpy as np
+
+import weighlock
+from weighlock.cli.shared import json_option, print_json, progress_bar, weights
+from weighlock.cli.text import columns, escaped
+from weighlock.tensors.arrays import Array
+from weighlock.tensors.blocks import blocks
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.ref import TensorRef
+
+__all__ = ["command"]
+
+_BLOCK_ELEMENTS = 1 << 19
+
+
+@dataclass(frozen=True, slots=True)
+class _Change:
+    """How one tensor differs."""
+
+    name: str
+    kind: str
+    """added, removed, shape, dtype or data; dtype tells of data as well."""
+    before: str = ""
+    after: str = ""
+    largest: float | None = None
+    """Largest absolute difference; NaN if one side has a NaN the other lacks."""
+    elements: int | None = None
+    """How many elements differ."""
+
+
+@click.command("diff")
+@weights("a")
+@weights("b")
+@click.option("--specs", is_flag=True, help="Compare names, dtypes and shapes only; read no data.")
+@click.option("--exit-code", is_flag=True, help="Exit with 1 if anything differs.")
+@json_option
+def command(a: str, b: str, specs: bool, exit_code: bool, as_json: bool) -> None:
+    """Compare the tensors of A and B: added, removed, changed, and by how much.
+
+    Data is compared block by block, whatever the files' formats and dtypes.
+    """
+    with weighlock.open(a) as before, weighlock.open(b) as after:
+        if specs:
+            changes = _compare(before, after, None)
+        else:
+            both = sum(ref.nbytes for name, ref in before.items() if name in after)
+            with progress_bar(f"comparing {a} and {b}", both) as progress:
+                changes = _compare(before, after, progress)
+        same = len(before.keys() & after.keys()) - sum(
+            change.kind not in ("added", "removed") for change in changes
+        )
+    if as_json:
+        print_json({"a": a, "b": b, "same": same, "changes": [asdict(c) for c in changes]})
+    else:
+        if changes:
+            click.echo(columns([_row(change) for change in changes]))
+        click.echo(f"{same:,} tensors are the same, {len(changes):,} differ")
+    if exit_code and changes:
+        sys.exit(1)
+
+
+def _compare(
+    before: Catalog, after: Catalog, progress: Callable[[int], None] | None
+) -> list[_Change]:
+    changes = [
+        _Change(name, "removed", before=_spec(before[name])) for name in before if name not in after
+    ]
+    changes += [
+        _Change(name, "added", after=_spec(after[name])) for name in after if name not in before
+    ]
+    for name in before:
+        if name in after:
+            change = _difference(before[name], after[name], data=progress is not None)
+            if change is not None:
+                changes.append(change)
+            if progress is not None:
+                progress(before[name].nbytes)
+    return changes
+
+
+def _difference(a: TensorRef, b: TensorRef, *, data: bool) -> _Change | None:
+    if a.shape != b.shape:
+        return _Change(a.name, "shape", _spec(a), _spec(b))
+    kind = "data" if a.dtype is b.dtype else "dtype"
+    if data and (kind == "data" or not (a.dtype.is_packed or b.dtype.is_packed)):
+        largest, elements = _largest(a, b)
+        if elements or kind == "dtype":
+            return _Change(a.name, kind, _spec(a), _spec(b), largest, elements)
+    elif kind == "dtype":
+        return _Change(a.name, kind, _spec(a), _spec(b))
+    return None
+
+
+def _largest(a: TensorRef, b: TensorRef) -> tuple[float, int]:
+    """Largest absolute difference, and number of elements whose bits or values differ."""
+    largest, count = 0.0, 0
+    pairs = zip(blocks(a, _BLOCK_ELEMENTS), blocks(b, _BLOCK_ELEMENTS), strict=True)
+    for left, right in pairs:
+        different = _bits(left) != _bits(right) if a.dtype is b.dtype else left != right
+        if not different.any():
+            continue
+        left, right = left[different], right[different]
+        gaps = _gaps(left, right)
+        # Neither two NaN nor two infinities of one sign are apart, though their difference is NaN.
+        gaps[(left == right) | (_is_nan(left) & _is_nan(right))] = 0
+        count += left.size if a.dtype is b.dtype else int(np.count_nonzero(gaps))
+        # NaN on one side only is the largest difference there is, and stays it.
+        largest = float("nan") if np.isnan(gaps).any() else max(largest, float(gaps.max()))
+    return largest, count
+
+
+def _bits(values: Array) -> Array:
+    return values.view(f"u{values.dtype.itemsize}")
+
+
+def _gaps(left: Array, right: Array) -> Array:
+    """Absolute differences: exact for integers, in double precision for everything else."""
+    if left.dtype.kind in "bui" and left.dtype == right.dtype:
+        wide = np.uint64 if left.dtype.kind == "u" else np.int64
+        left, right = left.astype(wide), right.astype(wide)
+        # The distance of two int64 may not fit int64; modulo 2**64 it is right as uint64.
+        high, low = np.maximum(left, right), np.minimum(left, right)
+        return np.subtract(high.view(np.uint64), low.view(np.uint64))
+    with np.errstate(invalid="ignore"):
+        gaps: Array = np.abs(_wide(left) - _wide(right))
+    return gaps
+
+
+def _wide(values: Array) -> Array:
+    return values.astype(np.complex128 if values.dtype.kind == "c" else np.float64)
+
+
+def _is_nan(values: Array) -> Array:
+    return np.isnan(_wide(values))
+
+
+def _spec(ref: TensorRef) -> str:
+    return f"{ref.dtype} {list(ref.shape)}"
+
+
+def _row(change: _Change) -> list[str]:
+    sign = {"added": "+", "removed": "-"}.get(change.kind, "~")
+    if change.kind in ("added", "removed"):
+        what = change.after or change.before
+    elif change.kind == "data":
+        what = change.before
+    else:
+        what = f"{change.before} → {change.after}"
+    if change.largest is not None:
+        what += f", {change.elements:,} elements differ by up to {change.largest:.6g}"
+    return [sign, escaped(change.name), what]

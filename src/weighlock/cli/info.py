@@ -1,0 +1,85 @@
+"""`weighlock info`: what a model is made of, in totals."""
+
+from collections import Counter
+
+import click
+
+import weighlock
+from weighlock.cli.shared import json_option, print_json, weights
+from weighlock.cli.text import columns, escaped, quantity, size
+from weighlock.tensors.catalog import Catalog
+
+__all__ = ["command"]
+
+
+@click.command("info")
+@weights("path")
+@json_option
+def command(path: str, as_json: bool) -> None:
+    """Show totals of PATH: parameters, bytes per dtype, metadata, shards."""
+    with weighlock.open(path) as catalog:
+        facts = _facts(path, catalog)
+    if as_json:
+        print_json(facts)
+    else:
+        _show(facts)
+
+
+def _facts(path: str, catalog: Catalog) -> dict[str, object]:
+    counts: Counter[str] = Counter()
+    elements: Counter[str] = Counter()
+    nbytes: Counter[str] = Counter()
+    tied: dict[str, str] = {}
+    first: dict[object, str] = {}
+    for name, ref in catalog.items():
+        kept = first.setdefault(ref.identity(), name) if ref.nbytes else name
+        if kept != name:
+            tied[name] = kept
+            continue
+        counts[ref.dtype] += 1
+        elements[ref.dtype] += ref.spec.size
+        nbytes[ref.dtype] += ref.nbytes
+    return {
+        "path": path,
+        "tensors": len(catalog),
+        "parameters": sum(elements.values()),
+        "bytes": sum(nbytes.values()),
+        "dtypes": {
+            dtype: {"tensors": counts[dtype], "parameters": elements[dtype], "bytes": count}
+            for dtype, count in nbytes.most_common()
+        },
+        "tied": tied,
+        "shards": {
+            name: {"tensors": len(shard), "bytes": shard.nbytes}
+            for name, shard in catalog.shards().items()
+        },
+        "metadata": dict(catalog.metadata),
+    }
+
+
+def _show(facts: dict[str, object]) -> None:
+    get: dict[str, dict[str, dict[str, int]]] = facts  # type: ignore[assignment]
+    rows = [
+        ["path", escaped(str(facts["path"]))],
+        ["tensors", f"{facts['tensors']:,}"],
+        ["parameters", f"{facts['parameters']:,} ({quantity(facts['parameters'])})"],  # type: ignore[arg-type]
+        ["bytes", f"{facts['bytes']:,} ({size(facts['bytes'])})"],  # type: ignore[arg-type]
+    ]
+    click.echo(columns(rows))
+    for title in ("dtypes", "shards"):
+        if get[title]:
+            click.echo(f"\n{title}")
+            table = [
+                [f"  {escaped(name)}", f"{part['tensors']:,} tensors", size(part["bytes"])]
+                for name, part in get[title].items()
+            ]
+            click.echo(columns(table, frozenset({1, 2})))
+    for title, sign in (("tied", "="), ("metadata", ":")):
+        pairs: dict[str, str] = facts[title]  # type: ignore[assignment]
+        if pairs:
+            click.echo(f"\n{title}")
+            for key, value in pairs.items():
+                shown = escaped(value)
+                click.echo(
+                    f"  {escaped(key)} {sign} {shown[:200]}{'…' if len(shown) > 200 else ''}"
+                )

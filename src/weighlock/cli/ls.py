@@ -1,0 +1,83 @@
+"""`weighlock ls`: names, dtypes, shapes and bytes."""
+
+import re
+from collections.abc import Iterable
+
+import click
+
+import weighlock
+from weighlock.cli.shared import json_option, print_json, weights
+from weighlock.cli.text import columns, escaped, quantity, size
+from weighlock.tensors.ref import TensorRef
+
+__all__ = ["command"]
+
+
+@click.command("ls")
+@weights("path")
+@click.argument("patterns", nargs=-1)
+@click.option("--fold", is_flag=True, help="Show layers that differ only in their number as one.")
+@json_option
+def command(path: str, patterns: tuple[str, ...], fold: bool, as_json: bool) -> None:
+    """List the tensors of PATH: name, dtype, shape, bytes.
+
+    PATTERNS are globs such as 'encoder.*'; without any, everything is listed.
+    """
+    with weighlock.open(path) as catalog:
+        chosen = catalog.select(*patterns) if patterns else catalog
+        refs = list(chosen.values())
+        if as_json:
+            print_json(_folded_facts(refs) if fold else [_facts(ref) for ref in refs])
+            return
+        rows = _folded_rows(refs) if fold else [_row(ref) for ref in refs]
+        right = frozenset({1, 4}) if fold else frozenset({3})
+        if rows:
+            click.echo(columns(rows, right))
+        elements = sum(ref.spec.size for ref in refs)
+        click.echo(f"{len(refs):,} tensors, {quantity(elements)} elements, {size(chosen.nbytes)}")
+
+
+def _facts(ref: TensorRef) -> dict[str, object]:
+    return {"name": ref.name, "dtype": ref.dtype, "shape": ref.shape, "bytes": ref.nbytes}
+
+
+def _row(ref: TensorRef) -> list[str]:
+    return [escaped(ref.name), ref.dtype.value, _shape(ref.shape), f"{ref.nbytes:,}"]
+
+
+def _shape(shape: tuple[int, ...]) -> str:
+    return f"[{', '.join(map(str, shape))}]"
+
+
+def _fold(refs: Iterable[TensorRef]) -> list[tuple[str, list[TensorRef]]]:
+    """Tensors of one dtype and shape whose names differ only in numbers between dots."""
+    groups: dict[tuple[str, str, tuple[int, ...]], list[TensorRef]] = {}
+    for ref in refs:
+        folded = re.sub(r"(?<![^.])\d+(?![^.])", "#", ref.name)
+        groups.setdefault((folded, ref.dtype, ref.shape), []).append(ref)
+    return [
+        (name if len(members) > 1 else members[0].name, members)
+        for (name, _, _), members in groups.items()
+    ]
+
+
+def _folded_facts(refs: Iterable[TensorRef]) -> list[dict[str, object]]:
+    return [
+        {
+            **_facts(members[0]),
+            "name": name,
+            "count": len(members),
+            "bytes": sum(ref.nbytes for ref in members),
+        }
+        for name, members in _fold(refs)
+    ]
+
+
+def _folded_rows(refs: Iterable[TensorRef]) -> list[list[str]]:
+    rows = []
+    for name, members in _fold(refs):
+        ref = members[0]
+        count = f"{len(members)} x" if len(members) > 1 else ""
+        total = sum(member.nbytes for member in members)
+        rows.append([escaped(name), count, ref.dtype.value, _shape(ref.shape), f"{total:,}"])
+    return rows

@@ -1,0 +1,95 @@
+"""What several verbs need: parameters, JSON output, progress. Knows click and, on demand, rich."""
+
+import contextlib
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import click
+import msgspec
+
+from weighlock.cli.text import escaped, parse_size, size
+from weighlock.errors import UnsupportedDType
+from weighlock.tensors.dtypes import DType
+
+__all__ = ["DTYPE", "SIZE", "json_option", "print_json", "progress_bar", "weights"]
+
+
+class _Size(click.ParamType):  # type: ignore[type-arg]
+    name = "size"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> int:
+        if isinstance(value, int):
+            return value
+        try:
+            return parse_size(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+class _DType(click.ParamType):  # type: ignore[type-arg]
+    name = "dtype"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> DType:
+        try:
+            return DType.of(value)
+        except UnsupportedDType as error:
+            self.fail(str(error), param, ctx)
+
+
+SIZE = _Size()
+DTYPE = _DType()
+
+json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
+
+
+def weights(name: str) -> Callable[[Any], Any]:
+    """The argument for weights to read."""
+    return click.argument(name, type=click.Path())
+
+
+def print_json(value: object) -> None:
+    """Print a value as indented JSON; text from files is escaped by the format itself."""
+    if isinstance(value, list):  # one line for each, as grep likes it
+        lines = ",\n".join(f"  {msgspec.json.encode(item).decode()}" for item in value)
+        text = f"[\n{lines}\n]" if value else "[]"
+    else:
+        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+    # JSON leaves DEL and the C1 controls as they are; terminals do not.
+    click.echo("".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text))
+
+
+@contextlib.contextmanager
+def progress_bar(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
+    """Gives a function to call with bytes done: a bar on a terminal, and one line at the end."""
+    start = time.monotonic()
+    if sys.stderr.isatty():
+        from rich.console import Console
+        from rich.progress import (
+            BarColumn,
+            DownloadColumn,
+            Progress,
+            TextColumn,
+            TimeRemainingColumn,
+            TransferSpeedColumn,
+        )
+
+        with Progress(
+            TextColumn("{task.description}"),
+            BarColumn(),
+            DownloadColumn(),
+            TransferSpeedColumn(),
+            TimeRemainingColumn(),
+            console=Console(stderr=True),
+            transient=True,
+        ) as bar:
+            task = bar.add_task(escaped(doing).replace("[", "\\["), total=total_bytes)
+            yield lambda count: bar.advance(task, count)
+    else:
+        yield lambda count: None
+    seconds = time.monotonic() - start
+    rate = size(int(total_bytes / seconds)) if seconds > 0 else "?"
+    click.echo(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)", err=True)

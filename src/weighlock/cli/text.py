@@ -1,0 +1,76 @@
+"""Facts as text for people: escaped names, sizes, tables. Knows terminals; not tensors."""
+
+from collections.abc import Iterable, Sequence
+
+__all__ = ["columns", "escaped", "parse_size", "quantity", "size"]
+
+_UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
+_SUFFIXES = {"": 1, "b": 1} | {
+    f"{letter}{middle}{end}": (1024 if middle else 1000) ** power
+    for power, letter in enumerate("kmgt", 1)
+    for middle in ("", "i")
+    for end in ("", "b")
+}
+
+
+def escaped(text: str) -> str:
+    """Text from a file, safe for a terminal: what is not printable is shown as an escape."""
+    if text.isprintable():
+        return text
+    return "".join(
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
+
+
+def size(count: int) -> str:
+    """Bytes in three digits and a decimal unit, as disks and models are sold."""
+    value = float(count)
+    for unit in _UNITS:
+        if value < 999.5 or unit == _UNITS[-1]:
+            break
+        value /= 1000
+    return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def quantity(count: int) -> str:
+    """A number of parameters as people say it: 7.24 B."""
+    for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
+        if count >= limit:
+            return f"{count / limit:.3g} {unit}"
+    return f"{count:,}"
+
+
+def parse_size(text: str) -> int:
+    """Bytes meant by "5GB", "500 MiB", "1024".
+
+    Raises:
+        ValueError: it is not a positive size.
+    """
+    number = text.strip().lower()
+    digits = number.rstrip("kmgtib ")
+    factor = _SUFFIXES.get(number[len(digits) :].strip())
+    if factor is None:
+        raise ValueError(f"{text!r} is not a size; write 5GB, 500MiB or a number of bytes")
+    try:
+        count = int(float(digits) * factor)
+    except (ValueError, OverflowError) as error:
+        raise ValueError(
+            f"{text!r} is not a size; write 5GB, 500MiB or a number of bytes"
+        ) from error
+    if count <= 0:
+        raise ValueError(f"{text!r} is not a positive size")
+    return count
+
+
+def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) -> str:
+    """Rows as aligned columns; those numbered in `right` are aligned to the right."""
+    rows = [list(row) for row in rows]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    lines = []
+    for row in rows:
+        cells = [
+            cell.rjust(width) if number in right else cell.ljust(width)
+            for number, (cell, width) in enumerate(zip(row, widths, strict=True))
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)

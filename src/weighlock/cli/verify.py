@@ -1,0 +1,77 @@
+"""`weighlock verify`: is this file whole, and are its numbers numbers?"""
+
+import sys
+
+import click
+import numpy as np
+
+import weighlock
+from weighlock.cli.shared import json_option, print_json, progress_bar, weights
+from weighlock.cli.text import columns, escaped, size
+from weighlock.errors import LayoutError
+from weighlock.tensors.blocks import blocks
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.ref import TensorRef
+
+__all__ = ["command"]
+
+_BLOCK_ELEMENTS = 1 << 20
+
+
+@click.command("verify")
+@weights("path")
+@click.option("--data", is_flag=True, help="Read every tensor and count NaN and Inf.")
+@click.option("--finite", is_flag=True, help="With --data: exit with 1 if there are any.")
+@json_option
+def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
+    """Check that PATH is a complete, consistent file, or set of files.
+
+    Without --data only headers and sizes are read.
+    """
+    with weighlock.open(path) as catalog:
+        refs = list(catalog.values())
+        _check_shards(catalog)
+        total = catalog.nbytes
+        found: dict[str, dict[str, int]] = {}
+        if data:
+            with progress_bar(f"reading {path}", total) as progress:
+                for ref in {ref.identity(): ref for ref in refs}.values():
+                    nan, inf = _count(ref)
+                    progress(ref.nbytes)
+                    if nan or inf:
+                        found[ref.name] = {"nan": nan, "inf": inf}
+    if as_json:
+        facts = {"path": path, "valid": True, "tensors": len(refs), "bytes": total}
+        print_json({**facts, "not_finite": found} if data else facts)
+    else:
+        if found:
+            rows = [
+                [escaped(n), f"{c['nan']:,} NaN", f"{c['inf']:,} Inf"] for n, c in found.items()
+            ]
+            click.echo(columns(rows, frozenset({1, 2})))
+        checked = "headers and sizes" if not data else f"all data, {len(found)} tensors not finite"
+        click.echo(f"{escaped(path)}: valid ({checked}): {len(refs):,} tensors, {size(total)}")
+    if finite and found:
+        sys.exit(1)
+
+
+def _check_shards(catalog: Catalog) -> None:
+    """Raise if a shard holds a tensor that the index does not know: part of the model is lost."""
+    for file, shard in catalog.shards().items():
+        for name in shard:
+            if name not in catalog:
+                raise LayoutError(f"{file} holds tensor {name!r}, which the index does not list")
+
+
+def _count(ref: TensorRef) -> tuple[int, int]:
+    """How many elements are NaN and how many infinite, block by block."""
+    nan = inf = 0
+    for block in blocks(ref, _BLOCK_ELEMENTS):
+        if not (ref.dtype.is_float or ref.dtype.is_complex) or ref.dtype.is_packed:
+            continue  # still read, so that a bad disk is noticed
+        finite = np.isfinite(block)
+        if not finite.all():
+            odd = block[~finite]
+            nan += int(np.isnan(odd).sum())
+            inf += int(odd.size - np.isnan(odd).sum())
+    return nan, inf
