@@ -4,7 +4,6 @@ Knows processes by number, start time and boot; not what they made.
 """
 
 import os
-import secrets
 
 __all__ = ["MARK", "temporary_name"]
 
@@ -21,7 +20,7 @@ def temporary_name(destination: str) -> str:
     owner = f"{os.getpid()}-{_start_time()}-{_boot()}"
     # 255 bytes is the longest name: the readable part is what may be cut.
     readable = destination.encode()[:120].decode(errors="ignore")
-    return f".{readable}{MARK}{owner}-{secrets.token_hex(8)}"
+    return f".{readable}{MARK}{owner}-{os.urandom(8).hex()}"
 
 
 def _start_time() -> str:

@@ -8,7 +8,6 @@ import functools
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from concurrent.futures import Future
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
@@ -36,26 +35,33 @@ class Finish:
     """A file being put in place in the background. The interpreter does not exit before it is."""
 
     def __init__(self, work: Callable[[], None]) -> None:
-        self._future: Future[None] = Future()
         self._work = work
+        self._error: BaseException | None = None
         # Not a daemon: interpreter exit joins it, so that what was written is not lost.
-        threading.Thread(target=self._run, name="weighlock-finish").start()
+        self._thread = threading.Thread(target=self._run, name="weighlock-finish")
+        self._thread.start()
 
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:
-            self._future.set_exception(error)
-        else:
-            self._future.set_result(None)
+        except BaseException as error:  # noqa: BLE001 - kept for result()
+            self._error = error
 
     def done(self) -> bool:
         """Whether the file is in place, or has failed to be."""
-        return self._future.done()
+        return not self._thread.is_alive()
 
     def result(self, timeout_s: float | None = None) -> None:
-        """Wait until the file is in place; raise what went wrong if it is not going to be."""
-        self._future.result(timeout_s)
+        """Wait until the file is in place; raise what went wrong if it is not going to be.
+
+        Raises:
+            TimeoutError: it is neither in place nor failed after so many seconds.
+        """
+        self._thread.join(timeout_s)
+        if not self.done():
+            raise TimeoutError(f"the file is not in place after {timeout_s} s")
+        if self._error is not None:
+            raise self._error
 
 
 class Writer:
