@@ -16,7 +16,7 @@ quick: $(VENV)/tests-installed lint
 	$(BIN)/python -m pytest -m "not slow and not root and not memory"
 
 bench:
-	$(PYTHON) -m benchmarks
+	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md
 
 lint: $(VENV)/tests-installed
 	$(BIN)/ruff check .

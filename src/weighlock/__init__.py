@@ -9,7 +9,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from weighlock.errors import WeighlockError
-    from weighlock.formats.detect import open_catalog as open  # noqa: A004
+    from weighlock.formats.detect import open_catalog as open
     from weighlock.formats.save import save
     from weighlock.formats.writer import Writer
     from weighlock.limits import Limits

@@ -44,7 +44,7 @@ class Finish:
     def _run(self) -> None:
         try:
             self._work()
-        except BaseException as error:  # noqa: BLE001 - kept for result()
+        except BaseException as error:
             self._error = error
 
     def done(self) -> bool:

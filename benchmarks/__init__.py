@@ -1,0 +1,9 @@
+"""Weighlock and its peers on the same work in the same run: `make bench`.
+
+The peers live in an environment of their own (`.bench-venv`), never in the one the tests use.
+
+    workloads/   what is done: one module per piece of work, with all contenders for it
+    child.py     one contender, once, in a fresh process
+    runner.py    spawns children, contenders interleaved, and watches their memory from outside
+    report.py    medians and ratios as Markdown
+"""

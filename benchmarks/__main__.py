@@ -1,0 +1,67 @@
+"""`python -m benchmarks [--quick] [--only NAME …] [--repeats N] [--output FILE]`."""
+
+import argparse
+import os
+import shutil
+import sys
+import tempfile
+
+from benchmarks import environment, workloads
+from benchmarks.model import FULL, QUICK
+from benchmarks.report import bars_of, document, table
+from benchmarks.runner import run_workload
+
+
+def main():
+    parser = argparse.ArgumentParser(prog="python -m benchmarks", description=__doc__)
+    parser.add_argument(
+        "--quick",
+        action="store_true",
+        help="small sizes, two repeats, this environment, no report: shows that everything runs",
+    )
+    parser.add_argument("--only", nargs="+", choices=list(workloads.ALL), help="these workloads")
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--directory", help="where files go; a tmpfs if there is one")
+    parser.add_argument("--output", help="write the report here", metavar="FILE")
+    options = parser.parse_args()
+    if not options.quick:
+        environment.enter()
+    model, repeats = (QUICK, 2) if options.quick else (FULL, options.repeats)
+    root = options.directory or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
+    directory = tempfile.mkdtemp(prefix="weighlock-bench-", dir=root)
+    tables, missed, ran = [], [], 0
+    try:
+        source = model.file(directory)
+        for name in options.only or workloads.ALL:
+            workload = workloads.ALL[name]
+            print(f"{name}: {workload.title}", flush=True)
+            samples, skipped = run_workload(
+                workload,
+                model,
+                source,
+                directory,
+                repeats=repeats,
+                check_all=options.quick,
+                say=lambda line: print(line, flush=True),
+            )
+            tables.append(table(workload, samples, skipped, promises=not options.quick))
+            print("\n" + tables[-1], flush=True)
+            ran += sum(map(len, samples.values()))
+            missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
+    finally:
+        shutil.rmtree(directory, ignore_errors=True)
+    if options.output:
+        where = "tmpfs" if root == "/dev/shm" else "disk"
+        command = (
+            "make bench" if not options.only else f"python -m benchmarks {' '.join(sys.argv[1:])}"
+        )
+        with open(options.output, "w") as file:
+            file.write(document(tables, model, repeats, command, where))
+    print(
+        f"{ran} runs of {len(tables)} workloads, {'all' if options.quick else 'the first of each'} checked; {len(missed)} promises missed"
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

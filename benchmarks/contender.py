@@ -1,0 +1,61 @@
+"""What a contender is: a way of doing one piece of work, and how to see that it was done."""
+
+import importlib.util
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from benchmarks.model import Model
+
+__all__ = ["Bar", "Contender", "Job", "Workload"]
+
+
+@dataclass(frozen=True)
+class Job:
+    """What a contender is given."""
+
+    model: Model
+    source: str
+    """A safetensors file of the model; contenders must not change it."""
+    directory: str
+    """An empty directory for what it makes."""
+
+
+@dataclass(frozen=True)
+class Contender:
+    name: str
+    run: Callable[[Any], Any]
+    """The work that is measured; gets what `prepare` gave."""
+    prepare: Callable[[Job], Any] = lambda job: job
+    """Imports and input; not measured."""
+    check: Callable[[Job, Any, Any], None] = lambda job, prepared, result: None
+    """Raises if the work was not done; not measured."""
+    needs: tuple[str, ...] = ()
+    """Modules without which it cannot run."""
+    script: str = ""
+    """Instead of the three functions: a program measured from process start to exit."""
+
+    @property
+    def missing(self) -> list[str]:
+        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+
+
+@dataclass(frozen=True)
+class Bar:
+    """A promise: `ours` is at least `ratio` times as fast as `peer`."""
+
+    ours: str
+    peer: str
+    ratio: float
+
+
+@dataclass(frozen=True)
+class Workload:
+    name: str
+    title: str
+    contenders: tuple[Contender, ...]
+    bars: tuple[Bar, ...] = ()
+    memory_bars: dict[str, int] = field(default_factory=dict)
+    """Most megabytes of anonymous memory a contender may add."""
+    extra_bars: tuple[tuple[str, str, float], ...] = ()
+    """(ours, other, seconds): ours takes at most so much longer than the other."""

@@ -1,0 +1,103 @@
+"""The model everybody works on: shapes of a language model, numbers made on the spot."""
+
+import json
+import os
+from dataclasses import dataclass
+
+__all__ = ["FULL", "QUICK", "Model"]
+
+
+@dataclass(frozen=True)
+class Model:
+    """147 tensors of bf16, shaped like a small language model."""
+
+    hidden: int
+    layers: int
+    vocabulary: int
+
+    @property
+    def shapes(self):
+        h = self.hidden
+        layer = {
+            "self_attn.q_proj.weight": (h, h),
+            "self_attn.k_proj.weight": (h, h),
+            "self_attn.v_proj.weight": (h, h),
+            "self_attn.o_proj.weight": (h, h),
+            "mlp.gate_proj.weight": (4 * h, h),
+            "mlp.up_proj.weight": (4 * h, h),
+            "mlp.down_proj.weight": (h, 4 * h),
+            "input_layernorm.weight": (h,),
+            "post_attention_layernorm.weight": (h,),
+        }
+        return {
+            "model.embed_tokens.weight": (self.vocabulary, h),
+            **{
+                f"model.layers.{number}.{name}": shape
+                for number in range(self.layers)
+                for name, shape in layer.items()
+            },
+            "model.norm.weight": (h,),
+            "lm_head.weight": (self.vocabulary, h),
+        }
+
+    @property
+    def nbytes(self):
+        total = 0
+        for shape in self.shapes.values():
+            count = 2
+            for size in shape:
+                count *= size
+            total += count
+        return total
+
+    def arrays(self):
+        """name → uint16 array holding bf16 bits; every tensor different, all of it touched."""
+        import numpy as np
+
+        table = np.random.default_rng(11).integers(0x3C00, 0x3FFF, 1 << 20, dtype=np.uint16)
+        arrays = {}
+        for number, (name, shape) in enumerate(self.shapes.items()):
+            array = np.empty(shape, np.uint16)
+            flat = array.reshape(-1)
+            rolled = np.roll(table, 4099 * number)
+            for first in range(0, flat.size, table.size):
+                part = flat[first : first + table.size]
+                part[:] = rolled[: part.size]
+            arrays[name] = array
+        return arrays
+
+    def tensors(self):
+        """name → torch tensor of bf16."""
+        import torch
+
+        return {
+            name: torch.from_numpy(array).view(torch.bfloat16)
+            for name, array in self.arrays().items()
+        }
+
+    def file(self, directory):
+        """A safetensors file of the model, made once for each directory."""
+        path = os.path.join(directory, "model.safetensors")
+        if not os.path.exists(path):
+            header, offset = {}, 0
+            arrays = self.arrays()
+            for name, array in arrays.items():
+                end = offset + array.nbytes
+                header[name] = {
+                    "dtype": "BF16",
+                    "shape": array.shape,
+                    "data_offsets": [offset, end],
+                }
+                offset = end
+            text = json.dumps(header).encode()
+            text += b" " * (-(8 + len(text)) % 64)
+            with open(path + ".new", "wb") as file:
+                file.write(len(text).to_bytes(8, "little") + text)
+                for array in arrays.values():
+                    file.write(array)
+            os.rename(path + ".new", path)
+        return path
+
+
+FULL = Model(hidden=2048, layers=16, vocabulary=32_000)
+QUICK = Model(hidden=64, layers=16, vocabulary=1000)

@@ -1,0 +1,98 @@
+"""Samples as tables: medians, spread, ratios, bars. Knows Markdown; measures nothing."""
+
+import datetime
+import os
+import platform
+from importlib import metadata
+from statistics import median
+
+__all__ = ["bars_of", "document", "table"]
+
+_PACKAGES = ("weighlock", "numpy", "torch", "safetensors", "trinity-rft", "transformers")
+
+
+def table(workload, samples, skipped, *, promises=True):
+    """One workload as Markdown. The first contender that ran is the measure of the others.
+
+    Promises are about real sizes: at small ones start-up costs hide everything.
+    """
+    lines = [f"## {workload.title}", ""]
+    lines += ["| contender | s (median) | spread | × first | CPU s | memory + MB |"]
+    lines += ["|---|---|---|---|---|---|"]
+    first = None
+    for name, found in samples.items():
+        walls = [sample.wall for sample in found]
+        wall = median(walls)
+        first = first or wall
+        memory = [sample.memory for sample in found if sample.memory is not None]
+        lines.append(
+            f"| {name} | {wall:.3f} | {min(walls):.3f}–{max(walls):.3f} | {wall / first:.2f} "
+            f"| {median(sample.cpu for sample in found):.2f} "
+            f"| {f'{max(memory) / 1e6:.0f}' if memory else ''} |"
+        )
+    lines += [f"| {name} | {why} | | | | |" for name, why in skipped.items()]
+    bars = bars_of(workload, samples) if promises else []
+    if bars:
+        lines += ["", "| promise | measured | |", "|---|---|---|"]
+        lines += [
+            f"| {what} | {found} | {'met' if met else '**missed**'} |" for what, found, met in bars
+        ]
+    return "\n".join([*lines, ""])
+
+
+def bars_of(workload, samples):
+    """(promise, measured, met) for each bar whose contenders ran."""
+    rows = []
+    for bar in workload.bars:
+        if samples.get(bar.ours) and samples.get(bar.peer):
+            ours = median(sample.wall for sample in samples[bar.ours])
+            peer = median(sample.wall for sample in samples[bar.peer])
+            what = f"{bar.ours} ≥ {bar.ratio:g} × {bar.peer}"
+            rows.append((what, f"{peer / ours:.2f} ×", peer / ours >= bar.ratio))
+    for ours, other, seconds in workload.extra_bars:
+        if samples.get(ours) and samples.get(other):
+            more = median(s.wall for s in samples[ours]) - median(s.wall for s in samples[other])
+            what = f"{ours} ≤ {other} + {seconds * 1000:.0f} ms"
+            rows.append((what, f"+ {more * 1000:.0f} ms", more <= seconds))
+    for name, megabytes in workload.memory_bars.items():
+        memory = [s.memory for s in samples.get(name, ()) if s.memory is not None]
+        if memory:
+            found = max(memory) / 1e6
+            rows.append((f"{name} adds ≤ {megabytes} MB", f"{found:.1f} MB", found <= megabytes))
+    return rows
+
+
+def document(tables, model, repeats, command, where):
+    """The whole report."""
+    versions = []
+    for name in _PACKAGES:
+        try:
+            versions.append(f"{name} {metadata.version(name)}")
+        except metadata.PackageNotFoundError:
+            continue
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    return "\n".join(
+        [
+            "# Measurements",
+            "",
+            f"{datetime.date.today()}, `{command}`: {len(model.shapes)} tensors of bf16, "
+            f"{model.nbytes / 1e9:.2f} GB, files on {where}, {repeats} repeats, each in a fresh "
+            "process, contenders in a new order each time, free memory touched before each. "
+            "Compare within a table only.",
+            "",
+            f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
+            f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}.",
+            "",
+            *tables,
+        ]
+    )
+
+
+def _cpu():
+    try:
+        with open("/proc/cpuinfo") as cpus:
+            return next(
+                line.split(":")[1].strip() for line in cpus if line.startswith("model name")
+            )
+    except (OSError, StopIteration):
+        return platform.machine()

@@ -1,0 +1,137 @@
+"""Runs contenders in fresh processes, interleaved, and watches their memory from outside."""
+
+import json
+import os
+import random
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import asdict, dataclass
+
+__all__ = ["Sample", "run_workload", "touch_free_memory"]
+
+
+@dataclass(frozen=True)
+class Sample:
+    wall: float
+    cpu: float
+    memory: int | None
+    """Anonymous memory added at the peak, in bytes; None where it is not sampled."""
+
+
+def touch_free_memory(nbytes):
+    """Make the machine really hold memory that is free.
+
+    On virtual machines the first use of a page after a while costs several times the second;
+    without this, whoever comes first pays for everybody.
+    """
+    script = (
+        "import mmap,sys\n"
+        "n=int(sys.argv[1]); m=mmap.mmap(-1,n)\n"
+        "if hasattr(mmap,'MADV_HUGEPAGE'): m.madvise(mmap.MADV_HUGEPAGE)\n"
+        "for i in range(0,n,4096): m[i]=1\n"
+    )
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    subprocess.run([sys.executable, "-c", script, str(min(nbytes, free // 2))], check=True)
+
+
+def run_workload(workload, model, source, directory, *, repeats, check_all, say):
+    """Every contender `repeats` times; returns name → samples, and name → why it did not run."""
+    skipped = {c.name: f"not installed: {c.missing[0]}" for c in workload.contenders if c.missing}
+    runnable = [c for c in workload.contenders if not c.missing]
+    samples = {contender.name: [] for contender in runnable}
+    order = random.Random(3)
+    for repeat in range(repeats):
+        # Another order each time: whoever follows a heavy contender must not always be the same.
+        for contender in order.sample(runnable, len(runnable)):
+            place = os.path.join(directory, "work")
+            shutil.rmtree(place, ignore_errors=True)
+            os.makedirs(place)
+            touch_free_memory(2 * model.nbytes + (64 << 20))
+            check = check_all or repeat == 0
+            measure = _measure_script if contender.script else _measure_work
+            sample = measure(workload, contender, model, source, place, check)
+            samples[contender.name].append(sample)
+            say(f"  {repeat + 1}/{repeats} {contender.name}: {sample.wall:.3f} s")
+            shutil.rmtree(place, ignore_errors=True)
+    return samples, skipped
+
+
+def _measure_work(workload, contender, model, source, place, check):
+    job = {"model": asdict(model), "source": source, "directory": place, "check": check}
+    arguments = [
+        sys.executable,
+        *("-m", "benchmarks.child", workload.name, contender.name, json.dumps(job)),
+    ]
+    with subprocess.Popen(
+        arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as child:
+        _expect(child, "ready", contender)
+        baseline = _anonymous(child.pid)
+        with _Watch(child.pid) as watch:
+            child.stdin.write("go\n")
+            child.stdin.flush()
+            _expect(child, "worked", contender)
+        child.stdin.write("go\n")
+        child.stdin.flush()
+        line = child.stdout.readline()
+        if not line or child.wait() != 0:
+            raise RuntimeError(f"{contender.name} failed its check (exit code {child.wait()})")
+    found = json.loads(line)
+    return Sample(found["wall"], found["cpu"], max(0, watch.peak - baseline))
+
+
+def _measure_script(workload, contender, model, source, place, check):
+    """From process start to exit."""
+    name = list(model.shapes)[1]
+    arguments = [sys.executable, "-c", contender.script, source, name]
+    before = os.times()
+    start = time.perf_counter()
+    subprocess.run(arguments, check=True)
+    wall = time.perf_counter() - start
+    after = os.times()
+    cpu = after.children_user + after.children_system
+    return Sample(wall, cpu - before.children_user - before.children_system, None)
+
+
+def _expect(child, word, contender):
+    line = child.stdout.readline().strip()
+    if line != word:
+        child.kill()
+        raise RuntimeError(f"{contender.name} ended before it was {word}")
+
+
+def _anonymous(pid):
+    with open(f"/proc/{pid}/status") as status:
+        for line in status:
+            if line.startswith("RssAnon:"):
+                return int(line.split()[1]) * 1024
+    return 0
+
+
+class _Watch:
+    """Samples the anonymous memory of a process every few milliseconds."""
+
+    def __init__(self, pid):
+        self._pid = pid
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
+        self.peak = 0
+
+    def __enter__(self):
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_):
+        self._stop.set()
+        self._thread.join()
+        self._look()
+
+    def _look(self):
+        self.peak = max(self.peak, _anonymous(self._pid))
+
+    def _run(self):
+        while not self._stop.wait(0.005):
+            self._look()

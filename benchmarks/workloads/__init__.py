@@ -1,0 +1,16 @@
+"""What is measured: one module per piece of work. Adding one is adding a line here."""
+
+from benchmarks.workloads import convert, load_all, open_one, save
+
+__all__ = ["ALL"]
+
+ALL = {
+    workload.name: workload
+    for workload in (
+        save.FROM_MEMORY,
+        save.FROM_GENERATOR,
+        load_all.WORKLOAD,
+        convert.WORKLOAD,
+        open_one.WORKLOAD,
+    )
+}

@@ -1,0 +1,124 @@
+"""Read every tensor of a file into memory that is the reader's own."""
+
+import os
+import threading
+
+from benchmarks.contender import Bar, Contender, Job, Workload
+
+__all__ = ["WORKLOAD"]
+
+
+def _prepare_limit(job: Job):
+    import numpy as np
+
+    fd = os.open(job.source, os.O_RDONLY)
+    length = int.from_bytes(os.pread(fd, 8, 0), "little")
+    offset, places = 8 + length, []
+    for name, shape in job.model.shapes.items():
+        places.append((name, shape, offset))
+        offset += 2 * int(np.prod(shape))
+    return fd, places
+
+
+def _read(fd, places, result):
+    import numpy as np
+
+    for name, shape, offset in places:
+        array = np.empty(shape, np.uint16)
+        view = memoryview(array.reshape(-1).view("u1"))
+        done = 0
+        while done < len(view):
+            done += os.preadv(fd, [view[done:]], offset + done)
+        result[name] = array
+
+
+def _one_thread(prepared):
+    result = {}
+    _read(*prepared, result)
+    return result
+
+
+def _two_threads(prepared):
+    """The tensors dealt out by size, so that both threads read the same number of bytes."""
+    fd, places = prepared
+    result, load = {}, [0, 0]
+    shares = [[], []]
+    for place in sorted(places, key=lambda p: -p[1][0] * (p[1] + (1,))[1]):
+        least = load.index(min(load))
+        shares[least].append(place)
+        load[least] += place[1][0] * (place[1] + (1,))[1]
+    threads = [threading.Thread(target=_read, args=(fd, share, result)) for share in shares]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return result
+
+
+def _check_arrays(job, prepared, result):
+    expected = job.model.arrays()
+    assert result.keys() == expected.keys()
+    for name, array in expected.items():
+        assert (result[name].view("u2").reshape(-1) == array.reshape(-1)).all(), name
+
+
+def _check_tensors(job, prepared, result):
+    import torch
+
+    _check_arrays(job, prepared, {n: t.view(torch.uint16).numpy() for n, t in result.items()})
+
+
+def _prepare_safetensors(job: Job):
+    import safetensors.torch
+    import torch  # noqa: F401
+
+    return safetensors.torch, job.source
+
+
+def _safetensors(prepared):
+    module, path = prepared
+    return {name: tensor.clone() for name, tensor in module.load_file(path).items()}
+
+
+def _prepare_weighlock(job: Job):
+    import ml_dtypes  # noqa: F401
+
+    import weighlock.formats.detect
+
+    return weighlock, job.source
+
+
+def _weighlock(prepared):
+    weighlock, path = prepared
+    return {name: ref.load() for name, ref in weighlock.open(path).items()}
+
+
+def _weighlock_catalog(prepared):
+    weighlock, path = prepared
+    return weighlock.open(path).load()
+
+
+WORKLOAD = Workload(
+    "load",
+    "Load every tensor into owned memory",
+    (
+        Contender("limit: preadv, 2 threads", _two_threads, _prepare_limit, _check_arrays),
+        Contender("limit: preadv, 1 thread", _one_thread, _prepare_limit, _check_arrays),
+        Contender(
+            "safetensors load_file + clone",
+            _safetensors,
+            _prepare_safetensors,
+            _check_tensors,
+            ("safetensors", "torch"),
+        ),
+        Contender("weighlock, ref by ref", _weighlock, _prepare_weighlock, _check_arrays),
+        Contender(
+            "weighlock, catalog.load()", _weighlock_catalog, _prepare_weighlock, _check_arrays
+        ),
+    ),
+    (
+        Bar("weighlock, ref by ref", "limit: preadv, 2 threads", 0.85),
+        Bar("weighlock, catalog.load()", "limit: preadv, 2 threads", 0.85),
+        Bar("weighlock, catalog.load()", "safetensors load_file + clone", 1.4),
+    ),
+)
