@@ -57,9 +57,8 @@ def main():
         )
         with open(options.output, "w") as file:
             file.write(document(tables, model, repeats, command, where))
-    print(
-        f"{ran} runs of {len(tables)} workloads, {'all' if options.quick else 'the first of each'} checked; {len(missed)} promises missed"
-    )
+    checked = "all" if options.quick else "the first of each"
+    print(f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed")
     return 0
 
 

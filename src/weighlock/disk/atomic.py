@@ -1,4 +1,4 @@
-"""Files and directories that appear whole or not at all. The only module that renames or fsyncs.
+"""Files that appear whole or not at all.
 
 The protocol: write a file nobody can see → fsync it → give it a hidden name → rename it over the
 destination → fsync the directory. A reader finds the old file or the new one at every instant.
@@ -12,80 +12,21 @@ destination → fsync the directory. A reader finds the old file or the new one 
 """
 
 import contextlib
-import errno
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from types import TracebackType
 from typing import Self
 
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.owner import temporary_name
+from weighlock.disk.place import Place
 from weighlock.disk.termination import CleanupOnSignal
-from weighlock.errors import DiskError, NoSpace, NotDurable, ShortRead
+from weighlock.errors import DiskError, NotDurable, ShortRead
 
-__all__ = ["AtomicDirectory", "AtomicFile"]
+__all__ = ["AtomicFile"]
 
-_NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 _COPY_BYTES = 64 * 1024 * 1024
 """Bytes to copy in one call: enough to be cheap, few enough to show progress."""
-
-
-class _Place:
-    """A name in a directory that is held open, and errors that speak of it."""
-
-    def __init__(self, path: "str | os.PathLike[str]", disk: Disk) -> None:
-        self.path = os.fspath(path)
-        parent, self.name = os.path.split(self.path)
-        self.disk = disk
-        if self.name in ("", ".", ".."):
-            raise DiskError(f"{self.path}: cannot be written: it names a directory")
-        with self.errors("cannot be written: its directory"):
-            self.directory = disk.open_directory(parent or ".")
-
-    @contextlib.contextmanager
-    def errors(self, doing: str, wanted_bytes: int = 0) -> Iterator[None]:
-        """Translate what the system says into errors that name the destination."""
-        try:
-            yield
-        except (DiskError, ShortRead):
-            raise
-        except OSError as error:
-            if error.errno in _NO_ROOM:
-                raise self.no_space(wanted_bytes, error.errno) from error
-            raise DiskError(f"{self.path}: {doing}: {error.strerror}", errno=error.errno) from error
-
-    def no_space(self, wanted_bytes: int, number: int | None = None) -> NoSpace:
-        """The error for a full disk, with both numbers."""
-        free = self.free_bytes()
-        return NoSpace(
-            f"{self.path}: no space: {wanted_bytes:,} bytes are needed, {free:,} are free",
-            wanted_bytes=wanted_bytes,
-            free_bytes=free,
-            errno=number or errno.ENOSPC,
-        )
-
-    def free_bytes(self) -> int:
-        try:
-            return self.disk.free_bytes(self.directory)
-        except OSError:
-            return 0
-
-    def sync_directory(self) -> None:
-        try:
-            self.disk.sync(self.directory)
-        except OSError as error:
-            # Some file systems have nothing to sync in a directory and say so with EINVAL.
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise NotDurable(
-                    f"{self.path}: is in place, but its directory could not be synced: "
-                    f"{error.strerror}; a power loss may undo it",
-                    errno=error.errno,
-                ) from error
-
-    def close(self) -> None:
-        directory, self.directory = self.directory, -1
-        if directory >= 0:
-            self.disk.close(directory)
 
 
 class AtomicFile:
@@ -113,7 +54,7 @@ class AtomicFile:
         self._fd = -1
         self._temporary: str | None = None
         self._on_signal: CleanupOnSignal | None = None
-        self._place = _Place(path, self._disk)
+        self._place = Place(path, self._disk)
         try:
             if os.path.isdir(self.path) and not os.path.islink(self.path):
                 raise DiskError(f"{self.path}: cannot be written: it is a directory")
@@ -282,122 +223,3 @@ class AtomicFile:
             self._temporary = None
         if self._durable:
             place.sync_directory()
-
-
-class AtomicDirectory:
-    """A new directory of files that takes its destination's name when it is complete.
-
-    Files are written to `path_of(name)`, each atomically and durably by itself, and may be
-    renamed inside; `commit()` renames the whole once. The destination must be new or an empty
-    directory.
-
-    Raises:
-        DiskError: the destination exists and is not an empty directory.
-    """
-
-    def __init__(
-        self, path: "str | os.PathLike[str]", *, durable: bool = True, disk: Disk | None = None
-    ) -> None:
-        self._disk = disk or PosixDisk()
-        self._durable = durable
-        self._pid = os.getpid()
-        self._inside = -1
-        self._place = _Place(os.fspath(path).rstrip("/") or "/", self._disk)
-        self._root = os.path.dirname(os.path.abspath(self.path))
-        self._staging: str | None = None
-        self._on_signal: CleanupOnSignal | None = None
-        try:
-            self._check_destination()
-            self._on_signal = CleanupOnSignal(self._remove_staging)
-            with self._place.errors("cannot be created"):
-                self._staging = temporary_name(self._place.name)
-                self._disk.make_directory(self._place.directory, self._staging)
-                self._inside = self._disk.open_directory(self.path_of(""))
-        except BaseException:
-            self.discard()
-            raise
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
-            self.commit()
-        else:
-            self.discard()
-
-    @property
-    def path(self) -> str:
-        """The destination."""
-        return self._place.path
-
-    def path_of(self, name: str) -> str:
-        """Where a file of that name is to be written before the commit."""
-        if self._staging is None:
-            raise DiskError(f"{self.path}: was already committed or discarded")
-        return os.path.join(self._root, self._staging, name)
-
-    def rename(self, old: str, new: str) -> None:
-        """Rename a file inside."""
-        with self._place.errors(f"renaming {old} to {new} failed"):
-            self._disk.rename(self._inside, old, new)
-
-    def reserve(self, total_bytes: int) -> None:
-        """Raise `NoSpace` now if so many bytes cannot fit."""
-        if total_bytes > self._place.free_bytes() > 0:
-            raise self._place.no_space(total_bytes)
-
-    def commit(self) -> None:
-        """Put the directory in place. On any exception it is discarded."""
-        place = self._place
-        try:
-            if self._staging is None:
-                raise DiskError(f"{self.path}: was already committed or discarded")
-            if self._durable:
-                try:
-                    self._disk.sync(self._inside)
-                except OSError as error:
-                    raise NotDurable(
-                        f"{self.path}: syncing failed: {error.strerror}", errno=error.errno
-                    ) from error
-            with place.errors("cannot be put in place"):
-                self._disk.rename(place.directory, self._staging, place.name)
-                self._staging = None
-            if self._durable:
-                place.sync_directory()
-        finally:
-            self.discard()
-
-    def discard(self) -> None:
-        """Remove what was staged. Idempotent, and nothing after `commit`."""
-        if self._staging is not None and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):
-                self._remove_staging()
-        self._staging = None
-        inside, self._inside = self._inside, -1
-        if inside >= 0:
-            self._disk.close(inside)
-        if self._on_signal is not None:
-            self._on_signal.cancel()
-        self._place.close()
-
-    def _check_destination(self) -> None:
-        if not os.path.lexists(self.path):
-            return
-        if os.path.islink(self.path) or not os.path.isdir(self.path) or os.listdir(self.path):
-            raise DiskError(
-                f"{self.path}: exists and is not an empty directory; name a new one",
-                errno=errno.ENOTEMPTY,
-            )
-
-    def _remove_staging(self) -> None:
-        if self._staging is None:
-            return
-        for name in os.listdir(self._inside) if self._inside >= 0 else []:
-            self._disk.unlink(self._inside, name)
-        self._disk.remove_directory(self._place.directory, self._staging)

@@ -15,8 +15,9 @@ from weighlock.formats import strict_json
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.ref import StoredRef, TensorRef
+from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import Span, TensorSpec, check_name
+from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
     from weighlock.sources.base import Source

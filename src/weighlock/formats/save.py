@@ -4,7 +4,8 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
-from weighlock.disk.atomic import AtomicDirectory, AtomicFile
+from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.directory import AtomicDirectory
 from weighlock.errors import LayoutError
 from weighlock.formats.safetensors import check_metadata
 from weighlock.formats.sharded import INDEX_NAME, build_index

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterable
 from types import TracebackType
 from typing import Self
 
-from weighlock.disk.atomic import AtomicDirectory
+from weighlock.disk.directory import AtomicDirectory
 from weighlock.errors import LayoutError
 from weighlock.formats.sharded import shard_name
 from weighlock.formats.writer import Writer

@@ -18,8 +18,9 @@ from weighlock.formats.safetensors import check_metadata
 from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
 from weighlock.tensors.convert import as_ref
-from weighlock.tensors.ref import PIECE_BYTES, StoredRef, TensorRef
+from weighlock.tensors.ref import PIECE_BYTES, TensorRef
 from weighlock.tensors.spec import SpecLike, TensorSpec
+from weighlock.tensors.stored import StoredRef
 from weighlock.tensors.torch import TorchRef
 
 if TYPE_CHECKING:

@@ -1,16 +1,14 @@
-"""A tensor not yet read: `TensorRef`, and its two kinds, in memory and in a source.
+"""A tensor not yet read: what every ref can do, and the kind that lies in memory.
 
-Knows specs, layouts and how to fill an array from them. Where the bytes come from is behind
-`Readable`; this module does no I/O of its own.
+Knows specs and how to fill arrays from pieces; where pieces come from is each kind's own.
 """
 
 from abc import ABC, abstractmethod
 from collections.abc import Hashable, Iterator
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 import numpy as np
-from numpy.lib.stride_tricks import as_strided
 
 from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import (
@@ -22,23 +20,16 @@ from weighlock.tensors.arrays import (
     unpack_f4,
 )
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.slicing import Index, Piece, narrow, plan
-from weighlock.tensors.spec import Layout, Span, TensorSpec
+from weighlock.tensors.slicing import Index, narrow
+from weighlock.tensors.spec import Layout, TensorSpec
 
 if TYPE_CHECKING:
     from weighlock.tensors.torch import Tensor
 
-__all__ = ["PIECE_BYTES", "ArrayRef", "Readable", "StoredRef", "TensorRef"]
+__all__ = ["PIECE_BYTES", "ArrayRef", "TensorRef"]
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Default size of the buffer through which a ref is copied."""
-
-
-class Readable(Protocol):
-    """The one thing a ref asks of a source."""
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the whole buffer from that offset, or raise."""
 
 
 class TensorRef(ABC):
@@ -254,154 +245,3 @@ class ArrayRef(TensorRef):
     def _slice(self, index: Index) -> Array:
         narrow(Layout.contiguous(self.shape), index)  # the same indices are refused everywhere
         return np.asarray(self.array[index])
-
-
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class StoredRef(TensorRef):
-    """A tensor in a source: a file, bytes in memory, or something remote.
-
-    Raises:
-        LayoutError: the layout reaches outside the span.
-    """
-
-    spec: TensorSpec
-    source: Readable
-    span: Span
-    """The bytes of the source that hold the tensor."""
-    layout: Layout | None = None
-    """How the elements lie in the span; None for row-major and exactly filling it."""
-
-    def __post_init__(self) -> None:
-        if self.layout is None:
-            if self.span.length != self.nbytes:
-                raise LayoutError(
-                    f"tensor {self.name!r}: {self.dtype} {list(self.shape)} takes {self.nbytes:,} "
-                    f"bytes, its span has {self.span.length:,}"
-                )
-            return
-        low, count = self.layout.cover()
-        if self.layout.shape != self.shape or low < 0:
-            raise LayoutError(f"tensor {self.name!r}: layout {self.layout} does not fit its shape")
-        if (low + count) * self.dtype.bits > self.span.length * 8:
-            raise LayoutError(
-                f"tensor {self.name!r} reaches to element {low + count:,}, its span holds "
-                f"{self.span.length * 8 // self.dtype.bits:,}"
-            )
-
-    @property
-    def contiguous_span(self) -> Span | None:
-        """The bytes of the source that are the tensor's bytes in a file, if there are such."""
-        if self.layout is None:
-            return self.span
-        if self.layout.is_contiguous and self.layout.start * self.dtype.bits % 8 == 0:
-            return Span(self.span.offset + self.layout.start * self.dtype.bits // 8, self.nbytes)
-        return None
-
-    def renamed(self, name: str) -> "StoredRef":
-        return replace(self, spec=self.spec.renamed(name))
-
-    def identity(self) -> Hashable:
-        layout = self.layout or Layout.contiguous(self.shape)
-        start = self.span.offset * 8 + layout.start * self.dtype.bits
-        return self.source, start, self.shape, layout.strides, self.dtype
-
-    def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
-        span = self.contiguous_span
-        if span is None:
-            yield from self._gathered_pieces(max_bytes)
-            return
-        buffer = byte_view(empty((min(max_bytes, span.length),), np.dtype(np.uint8)))
-        for offset in range(span.offset, span.end, max_bytes):
-            piece = buffer[: min(max_bytes, span.end - offset)]
-            self.source.read_into(offset, piece)
-            yield piece
-
-    def _gathered_pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Row-major pieces of a strided tensor, each gathered from what covers it."""
-        if self.dtype.is_packed:
-            raise LayoutError(f"tensor {self.name!r}: strided {self.dtype} cannot be gathered")
-        assert self.layout is not None  # noqa: S101
-        width = self.dtype.bits // 8
-        for part in _row_major(self.layout, max(1, max_bytes // width)):
-            array = empty(part.shape, self.dtype.numpy)
-            self._gather(part, array)
-            yield byte_view(array)
-
-    def _fill_bytes(self, buffer: memoryview) -> None:
-        span = self.contiguous_span
-        if span is not None:
-            self.source.read_into(span.offset, buffer)
-        elif self.dtype.is_packed:
-            TensorRef._fill_bytes(self, buffer)
-        else:
-            assert self.layout is not None  # noqa: S101
-            array = np.frombuffer(buffer, np.uint8).view(self.dtype.numpy).reshape(self.shape)
-            self._gather(self.layout, array)
-
-    def _slice(self, index: Index) -> Array:
-        layout = narrow(self.layout or Layout.contiguous(self.shape), index)
-        if self.dtype.is_packed and self.dtype is not DType.F4:
-            return self._packed_slice(layout)
-        array = empty(layout.shape, self.dtype.numpy)
-        self._gather(layout, array)
-        return array
-
-    def _packed_slice(self, layout: Layout) -> Array:
-        """Packed bytes of F6: only a contiguous run that begins and ends on whole bytes."""
-        first, length = layout.start * self.dtype.bits, layout.size * self.dtype.bits
-        if not layout.is_contiguous or first % 8 or length % 8:
-            raise LayoutError(
-                f"tensor {self.name!r}: this slice of {self.dtype} does not begin and end on whole "
-                "bytes; load() gives all of it as packed bytes"
-            )
-        array = empty((length // 8,), np.dtype(np.uint8))
-        self.source.read_into(self.span.offset + first // 8, byte_view(array))
-        return array
-
-    def _gather(self, layout: Layout, out: Array) -> None:
-        """Fill a C-contiguous array with the elements of a layout over this ref's span."""
-        width = max(1, self.dtype.bits // 8)
-        for piece in plan(layout, width):
-            index: Any = (*piece.target, ...)
-            target: Array = out[index]  # the dots keep a 0-dimensional target a view
-            if piece.layout.is_contiguous and target.flags.c_contiguous and self.dtype.bits >= 8:
-                offset = self.span.offset + piece.layout.start * width
-                self.source.read_into(offset, byte_view(target))
-            else:
-                target[...] = self._covering(piece, width)
-
-    def _covering(self, piece: Piece, width: int) -> Array:
-        """The elements of a piece, as a view of what covers them."""
-        low, count = piece.layout.cover()
-        if self.dtype is DType.F4:
-            first, last = low // 2, (low + count + 1) // 2
-            packed = empty((last - first,), np.dtype(np.uint8))
-            self.source.read_into(self.span.offset + first, byte_view(packed))
-            codes = empty((2 * packed.size,), np.dtype(np.uint8))
-            unpack_f4(packed, codes)
-            elements: Array = codes[low % 2 :].view(self.dtype.numpy)
-        else:
-            elements = empty((count,), self.dtype.numpy)
-            self.source.read_into(self.span.offset + low * width, byte_view(elements))
-        strides = tuple(stride * width for stride in piece.layout.strides)
-        return _strided(elements[piece.layout.start - low :], piece.layout.shape, strides)
-
-
-def _strided(base: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    view: np.ndarray[Any, Any] = as_strided(base, shape, strides, writeable=False)
-    return view
-
-
-def _row_major(layout: Layout, max_elements: int) -> Iterator[Layout]:
-    """Consecutive parts of a layout in row-major order, each of at most `max_elements`."""
-    if layout.size <= max_elements:
-        if layout.size:
-            yield layout
-        return
-    inner = layout.size // layout.shape[0]
-    step = max(1, max_elements // inner)
-    for first in range(0, layout.shape[0], step):
-        part = narrow(layout, slice(first, first + step))
-        if step == 1:
-            part = Layout(part.start, part.shape[1:], part.strides[1:])
-        yield from _row_major(part, max_elements)
