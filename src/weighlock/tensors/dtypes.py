@@ -175,7 +175,7 @@ _TORCH_NAMES = {
 # namespace; "fp16" and its kin are what configuration files write.
 _NAMES: dict[str, DType] = {
     **{dtype.lower(): dtype for dtype in DType},
-    **{name: dtype for dtype, name in _TORCH_NAMES.items() if not dtype.startswith("F6")},
+    **{name: dtype for dtype, name in _TORCH_NAMES.items() if dtype.bits != 6},
     **{name: dtype for dtype, name in _ML_NAMES.items()},
     "half": DType.F16,
     "float": DType.F32,
