@@ -58,7 +58,9 @@ def main():
         with open(options.output, "w") as file:
             file.write(document(tables, model, repeats, command, where))
     checked = "all" if options.quick else "the first of each"
-    print(f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed")
+    print(
+        f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed"
+    )
     return 0
 
 

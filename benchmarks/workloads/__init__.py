@@ -1,6 +1,6 @@
 """What is measured: one module per piece of work. Adding one is adding a line here."""
 
-from benchmarks.workloads import convert, load_all, open_one, save
+from benchmarks.workloads import convert, load_all, open_one, save, transformers_load
 
 __all__ = ["ALL"]
 
@@ -12,5 +12,6 @@ ALL = {
         load_all.WORKLOAD,
         convert.WORKLOAD,
         open_one.WORKLOAD,
+        transformers_load.WORKLOAD,
     )
 }

@@ -10,7 +10,7 @@ import weighlock
 from weighlock.cli.shared import DTYPE, SIZE, json_option, print_json, progress_bar, weights
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, LayoutError
-from weighlock.formats.save import save
+from weighlock.formats.save import own_metadata, save
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
@@ -99,15 +99,13 @@ def _chosen(
             raise click.BadParameter(f"{rename!r}: {error}", param_hint="--rename") from error
     if dtype is None:
         return catalog
-    cast = {
-        name: CastRef.of(ref, dtype) if ref.dtype.is_float and not ref.dtype.is_packed else ref
-        for name, ref in catalog.items()
-    }
-    return Catalog(cast, catalog.metadata)
+    return catalog.map(
+        lambda ref: ref if not ref.dtype.is_float or ref.dtype.is_packed else CastRef.of(ref, dtype)
+    )
 
 
 def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
-    return {**catalog.metadata, **dict(_pair("--metadata", text) for text in texts)}
+    return {**own_metadata(catalog), **dict(_pair("--metadata", text) for text in texts)}
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

@@ -20,7 +20,7 @@ from weighlock.tensors.spec import SpecLike, TensorSpec
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Tensors", "save"]
+__all__ = ["Tensors", "own_metadata", "save"]
 
 Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 
@@ -61,7 +61,7 @@ def save(
     """
     limits = limits or Limits()
     if isinstance(tensors, Catalog) and metadata is None:
-        metadata = _own_metadata(tensors)
+        metadata = own_metadata(tensors)
     beside = check_metadata(metadata)
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
@@ -124,11 +124,18 @@ def _write_all(
             writer.copy_all([ref])
 
 
-def _own_metadata(catalog: Catalog) -> dict[str, str]:
-    """A catalog's metadata without what only described the files it lay in."""
+def own_metadata(catalog: Catalog) -> dict[str, str]:
+    """What a catalog's files say about the model, without what described only the files.
+
+    Shards say it each for themselves: what all of them agree on counts.
+    """
+    shards = [shard.metadata.items() for shard in catalog.shards().values()]
+    agreed = dict(shards[0]) if shards else {}
+    for items in shards[1:]:
+        agreed = {key: value for key, value in agreed.items() if (key, value) in items}
     return {
         key: value
-        for key, value in catalog.metadata.items()
+        for key, value in {**agreed, **catalog.metadata}.items()
         if key != "total_size" and not (key in catalog and value in catalog)
     }
 

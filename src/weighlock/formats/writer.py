@@ -31,6 +31,11 @@ __all__ = ["Finish", "Writer"]
 _STEP_BYTES = 64 * 1024 * 1024
 """Most bytes between two calls of `progress`."""
 
+_SMALL_BYTES = 64 * 1024
+"""Shorter pieces are gathered before they are written."""
+
+_GATHERED_BYTES = 1024 * 1024
+
 
 class Finish:
     """A file being put in place in the background. The interpreter does not exit before it is."""
@@ -157,8 +162,10 @@ class Writer:
         """Write many tensors in the order of the file, those that lie end to end as one."""
         placed = sorted(((self._claim(ref), ref) for ref in refs), key=lambda pair: pair[0])
         try:
+            output = _Gathered(self._file)
             for offset, run in _runs(placed):
-                self._write_run(offset, run)
+                self._write_run(offset, run, output)
+            output.flush()
         except BaseException:
             self.discard()
             raise
@@ -201,7 +208,7 @@ class Writer:
             self._torch = self._torch or isinstance(ref, TorchRef)
             return offset
 
-    def _write_run(self, offset: int, run: list[TensorRef]) -> None:
+    def _write_run(self, offset: int, run: list[TensorRef], output: "_Gathered") -> None:
         """Write tensors that follow each other, in the file and, if several, in their source."""
         first = run[0]
         if isinstance(first, StoredRef) and isinstance(first.source, FileSource):
@@ -213,9 +220,9 @@ class Writer:
                         return
         for ref in run:
             for piece in ref.pieces(PIECE_BYTES):
-                for first_byte in range(0, len(piece), _STEP_BYTES):
-                    step = piece[first_byte : first_byte + _STEP_BYTES]
-                    self._file.write(offset, step)
+                for start in range(0, len(piece), _STEP_BYTES):
+                    step = piece[start : start + _STEP_BYTES]
+                    output.write(offset, step)
                     self._progress(len(step))
                     offset += len(step)
 
@@ -252,6 +259,31 @@ class Writer:
             _move(before, start, self._file, self._placement.data_start, self._placement.data_bytes)
         finally:
             before.discard()
+
+
+class _Gathered:
+    """Writes small pieces that follow each other in one go: no system call per tensor."""
+
+    def __init__(self, file: AtomicFile) -> None:
+        self._file = file
+        self._start = 0
+        self._kept = bytearray()
+
+    def write(self, offset: int, data: memoryview) -> None:
+        """Write now, or keep to write with what follows."""
+        if len(data) >= _SMALL_BYTES:
+            self._file.write(offset, data)
+            return
+        if offset != self._start + len(self._kept) or len(self._kept) >= _GATHERED_BYTES:
+            self.flush()
+            self._start = offset
+        self._kept += data
+
+    def flush(self) -> None:
+        """Write what was kept."""
+        if self._kept:
+            self._file.write(self._start, memoryview(self._kept))
+            self._kept = bytearray()
 
 
 def _move(source: AtomicFile, start: int, target: AtomicFile, offset: int, count: int) -> None:

@@ -108,7 +108,7 @@ class Catalog(Mapping[str, TensorRef]):
         """The tensors whose name matches one of the glob patterns, in this catalog's order."""
         matches = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns)).match
         chosen = [name for name in self if patterns and matches(name)]
-        return Catalog({name: self._refs[name] for name in chosen}, self._metadata)
+        return self._with({name: self._refs[name] for name in chosen})
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> "Catalog":
         """The same tensors under other names.
@@ -134,7 +134,15 @@ class Catalog(Mapping[str, TensorRef]):
                 raise LayoutError(f"{origin[new]!r} and {old!r} would both be named {new!r}")
             renamed[new] = ref if new == old else ref.renamed(new)
             origin[new] = old
-        return Catalog(renamed, self._metadata)
+        return self._with(renamed)
+
+    def _with(self, refs: Mapping[str, TensorRef]) -> "Catalog":
+        """Other refs into the same files; those are still this catalog's to close."""
+        return Catalog(refs, self._metadata, shards=self._shards)
+
+    def map(self, change: Callable[[TensorRef], TensorRef]) -> "Catalog":
+        """The same names with a changed ref each, such as one that casts as it reads."""
+        return self._with({name: change(ref) for name, ref in self.items()})
 
     def load(self) -> "dict[str, Array]":
         """Every tensor as a numpy array. A tensor of several names is read once and shared."""

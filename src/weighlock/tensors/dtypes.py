@@ -94,7 +94,10 @@ class DType(StrEnum):
         """
         if isinstance(value, cls):
             return value
-        found = _named(value) if isinstance(value, str) else _from_object(value)
+        try:
+            found = _named(value) if isinstance(value, str) else _from_object(value)
+        except TypeError:  # it cannot even be hashed
+            found = None
         if found is None:
             raise UnsupportedDType(
                 f"dtype {value!r} has no safetensors type; there are: {', '.join(cls)}"
@@ -208,6 +211,7 @@ def _named(name: str) -> DType | None:
     return _NAMES.get(name.lower().removeprefix("torch."))
 
 
+@functools.lru_cache(maxsize=128)
 def _from_object(value: object) -> DType | None:
     if type(value).__module__ == "torch":  # a torch.dtype prints as "torch.bfloat16"
         return _named(str(value))
