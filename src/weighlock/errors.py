@@ -6,7 +6,8 @@ WeighlockError
 │  ├─ HeaderError                the header cannot be read as a header
 │  ├─ LayoutError                names, shapes, dtypes or offsets contradict each other
 │  ├─ UnsupportedDType           an element type this format or library does not have
-│  └─ TruncatedFile              the file ends before what it announces
+│  ├─ TruncatedFile              the file ends before what it announces
+│  └─ UnsupportedPickle          a pickle that is broken, or that only code could read
 ├─ SourceError (OSError)         bytes could not be read
 │  ├─ ShortRead                  the source ended early                     .wanted .got
 │  └─ SourceChanged              the file is no longer the one that was opened
@@ -35,6 +36,7 @@ __all__ = [
     "SourceError",
     "TruncatedFile",
     "UnsupportedDType",
+    "UnsupportedPickle",
     "WeighlockError",
 ]
 
@@ -72,6 +74,10 @@ class UnsupportedDType(FormatError):
 
 class TruncatedFile(FormatError):
     """The file ends before what it announces."""
+
+
+class UnsupportedPickle(FormatError):
+    """A pickle that is broken, or that only code could read; names the opcode and its byte."""
 
 
 class SourceError(WeighlockError, OSError):

@@ -29,6 +29,18 @@ class Limits:
     open_files: int = 32
     """Descriptors one sharded catalog keeps; further shards are opened for each read."""
 
+    pickle_bytes: int = 512 * 1024 * 1024
+    """Longest pickle of a checkpoint; about 200 bytes a tensor are usual."""
+
+    pickle_opcodes: int = 32_000_000
+    """Most opcodes of one pickle; about 35 a tensor are usual."""
+
+    pickle_memo: int = 16_000_000
+    """Most entries in the memo of one pickle; about 12 a tensor are usual."""
+
+    depth: int = 1000
+    """Deepest nesting of lists, dicts and objects in a checkpoint."""
+
     def check(self, limit: str, asked: int, what: str) -> None:
         """Raise `LimitExceeded` if `asked` is above the limit of that name."""
         allowed: int = getattr(self, limit)

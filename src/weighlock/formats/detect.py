@@ -6,6 +6,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
 from weighlock.formats.safetensors import open_safetensors
+from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
+from weighlock.formats.torch_zip import open_torch_zip
 from weighlock.limits import Limits
 from weighlock.sources.base import Source
 from weighlock.sources.local import BytesSource, FileSource
@@ -20,8 +22,7 @@ Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview |
 # What people hand over instead of weights, by its first bytes: the error should say what it is.
 _IMPOSTORS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the weights: run `git lfs pull`"),
-    (b"PK\x03\x04", "a ZIP archive (a PyTorch checkpoint?), which this version does not read"),
-    (b"\x80", "a pickle (a PyTorch checkpoint?), which this version does not read"),
+    (b"\x80", "a pickle, but no PyTorch checkpoint; `weighlock scan` shows what it would import"),
     (b"GGUF", "a GGUF file, which this version does not read"),
     (b"\x93NUMPY", "a numpy array, which this version does not read"),
     (b"\x89HDF", "an HDF5 file, which is not read"),
@@ -95,9 +96,14 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
 
 
 def _open_source(source: Source, limits: Limits) -> "Catalog":
-    first = bytearray(min(source.size, 512))
-    source.read_into(0, memoryview(first))
-    impostor = _impostor(bytes(first))
+    buffer = bytearray(min(source.size, 512))
+    source.read_into(0, memoryview(buffer))
+    first = bytes(buffer)
+    if first.startswith(b"PK\x03\x04"):
+        return open_torch_zip(source, limits)
+    if is_legacy(first):
+        return open_torch_legacy(source, limits)
+    impostor = _impostor(first)
     if impostor:
         raise FormatError(f"is {impostor}", source=source.label)
     return open_safetensors(source, limits)

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from weighlock.errors import LayoutError
-from weighlock.formats.safetensors import DATA_ALIGNMENT, arrange, build_header
+from weighlock.formats.safetensors import DATA_ALIGNMENT, arrange, build_header, check_storable
 from weighlock.limits import Limits
 from weighlock.tensors.spec import TensorSpec
 
@@ -114,6 +114,7 @@ class Streamed:
         return self.data_start + self.data_bytes
 
     def place(self, spec: TensorSpec) -> int:
+        check_storable(spec)
         offset = self.data_bytes
         self._specs.append(spec)
         self._offsets[spec.name] = offset

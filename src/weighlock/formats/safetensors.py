@@ -22,10 +22,13 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["Arrangement", "arrange", "build_header", "open_safetensors"]
+__all__ = ["Arrangement", "arrange", "build_header", "check_storable", "open_safetensors"]
 
 DATA_ALIGNMENT = 64
 """The data section starts on a multiple of this, so that every tensor can be mapped as its type."""
+
+
+_DTYPES = {dtype.value: dtype for dtype in DType if dtype.in_safetensors}
 
 
 class _Entry(msgspec.Struct, frozen=True):
@@ -179,12 +182,11 @@ def _refs(source: "Source", entries: dict[str, _Entry], data_start: int) -> dict
     refs: dict[str, TensorRef] = {}
     extents: list[tuple[int, int, str]] = []
     for name, entry in entries.items():
-        try:
-            dtype = DType(entry.dtype)
-        except ValueError as error:
+        dtype = _DTYPES.get(entry.dtype)
+        if dtype is None:
             raise UnsupportedDType(
                 f"tensor {name!r} has the unknown dtype {_short(entry.dtype)}", source=label
-            ) from error
+            )
         begin, end = entry.data_offsets or (0, 0)
         if not 0 <= begin <= end <= data_bytes:
             raise LayoutError(
@@ -233,6 +235,15 @@ def _is_alias(name: str, kept: str, refs: Mapping[str, TensorRef]) -> bool:
     return True
 
 
+def check_storable(spec: TensorSpec) -> None:
+    """Raise `UnsupportedDType` if a safetensors file cannot hold the tensor."""
+    if not spec.dtype.in_safetensors:
+        raise UnsupportedDType(
+            f"tensor {spec.name!r} is {spec.dtype}, for which safetensors has no type: "
+            "leave it out, or convert it"
+        )
+
+
 @dataclass(frozen=True, slots=True)
 class Arrangement:
     """Where each tensor of a file lies, relative to the start of its data section."""
@@ -253,6 +264,7 @@ def arrange(specs: Iterable[TensorSpec]) -> Arrangement:
     for spec in sorted(specs, key=lambda spec: -spec.dtype.bits):
         if spec.name in offsets:
             raise LayoutError(f"tensor {spec.name!r} is named twice")
+        check_storable(spec)
         offsets[spec.name] = position
         position += spec.nbytes
     return Arrangement(offsets, position)

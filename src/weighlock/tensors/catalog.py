@@ -6,9 +6,9 @@ Knows names, refs and metadata. What it reads from is the refs' business.
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from weighlock.errors import LayoutError
 from weighlock.tensors.ref import TensorRef
@@ -16,7 +16,7 @@ from weighlock.tensors.ref import TensorRef
 if TYPE_CHECKING:
     from weighlock.tensors.arrays import Array
 
-__all__ = ["Catalog", "LoadReport"]
+__all__ = ["Beside", "Catalog", "LoadReport"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +29,17 @@ class LoadReport:
     """Names of the catalog that the target does not have."""
 
 
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What a file holds beside its tensors; a safetensors file has none of it."""
+
+    extras: Mapping[Any, Any] = field(default_factory=dict)
+    notes: tuple[str, ...] = ()
+    unreadable: Mapping[str, str] = field(default_factory=dict)
+    globals: Mapping[tuple[str, str], int] = field(default_factory=dict)
+    check: Callable[[Callable[[int], None]], None] | None = None
+
+
 class Catalog(Mapping[str, TensorRef]):
     """Names and their tensors, none of them read yet. Immutable and ordered.
 
@@ -37,9 +48,10 @@ class Catalog(Mapping[str, TensorRef]):
         metadata: what the file says about itself beside its tensors.
         close: called once by `close()`, to let go of what the refs read from.
         shards: gives the catalogs of the files the tensors are spread over, by file name.
+        beside: what else the file holds.
     """
 
-    __slots__ = ("_close", "_metadata", "_refs", "_shards")
+    __slots__ = ("_beside", "_close", "_metadata", "_refs", "_shards")
 
     def __init__(
         self,
@@ -47,11 +59,13 @@ class Catalog(Mapping[str, TensorRef]):
         metadata: Mapping[str, str] | None = None,
         close: Callable[[], None] | None = None,
         shards: "Callable[[], Mapping[str, Catalog]] | None" = None,
+        beside: "Beside | None" = None,
     ) -> None:
         self._refs = refs
         self._metadata = MappingProxyType(dict(metadata or {}))
         self._close = close
         self._shards = shards
+        self._beside = beside or Beside()
 
     def __getitem__(self, name: str) -> TensorRef:
         return self._refs[name]
@@ -68,10 +82,9 @@ class Catalog(Mapping[str, TensorRef]):
     def __repr__(self) -> str:
         return f"<Catalog of {len(self)} tensors>"
 
-    def __reduce__(
-        self,
-    ) -> "tuple[type[Catalog], tuple[Mapping[str, TensorRef], dict[str, str]]]":
-        return Catalog, (self._refs, dict(self._metadata))
+    def __reduce__(self) -> "tuple[type[Catalog], tuple[object, ...]]":
+        beside = replace(self._beside, check=None)
+        return Catalog, (self._refs, dict(self._metadata), None, None, beside)
 
     def __enter__(self) -> Self:
         return self
@@ -94,6 +107,31 @@ class Catalog(Mapping[str, TensorRef]):
     def metadata(self) -> Mapping[str, str]:
         """What the file says about itself beside its tensors."""
         return self._metadata
+
+    @property
+    def extras(self) -> Mapping[Any, Any]:
+        """What a checkpoint holds that is not a tensor, as plain values: epoch, settings."""
+        return self._beside.extras
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What a reader should know, such as names that were changed to stay apart."""
+        return self._beside.notes
+
+    @property
+    def unreadable(self) -> Mapping[str, str]:
+        """Names of tensors of a kind that is not read, and why; they are not in the catalog."""
+        return self._beside.unreadable
+
+    @property
+    def globals(self) -> Mapping[tuple[str, str], int]:
+        """What the file would import if it were unpickled: (module, name), and at which byte."""
+        return self._beside.globals
+
+    def check(self, progress: Callable[[int], None] = lambda _: None) -> None:
+        """Read everything the file has a checksum for, and raise if one does not match."""
+        if self._beside.check is not None:
+            self._beside.check(progress)
 
     @property
     def nbytes(self) -> int:
@@ -138,7 +176,7 @@ class Catalog(Mapping[str, TensorRef]):
 
     def _with(self, refs: Mapping[str, TensorRef]) -> "Catalog":
         """Other refs into the same files; those are still this catalog's to close."""
-        return Catalog(refs, self._metadata, shards=self._shards)
+        return Catalog(refs, self._metadata, shards=self._shards, beside=self._beside)
 
     def map(self, change: Callable[[TensorRef], TensorRef]) -> "Catalog":
         """The same names with a changed ref each, such as one that casts as it reads."""

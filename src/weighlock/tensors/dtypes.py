@@ -1,4 +1,4 @@
-"""The 22 element types of safetensors, and their names elsewhere.
+"""The 22 element types of safetensors, one more, and their names elsewhere.
 
 Knows names, widths in bits, and which numpy and torch types carry them. Does not know tensors.
 `ml_dtypes` is imported when a type numpy lacks is first asked for.
@@ -45,6 +45,13 @@ class DType(StrEnum):
     F64 = "F64"
     I64 = "I64"
     U64 = "U64"
+    C128 = "C128"
+    """Double complex numbers: torch's files hold them, safetensors has no name for them."""
+
+    @property
+    def in_safetensors(self) -> bool:
+        """Whether a safetensors file can hold this type; all but one."""
+        return self is not DType.C128
 
     @property
     def bits(self) -> int:
@@ -69,7 +76,7 @@ class DType(StrEnum):
     @property
     def is_complex(self) -> bool:
         """Whether elements are pairs of real and imaginary part."""
-        return self is DType.C64
+        return self in (DType.C64, DType.C128)
 
     @property
     def numpy(self) -> "np.dtype[Any]":
@@ -100,7 +107,7 @@ class DType(StrEnum):
             found = None
         if found is None:
             raise UnsupportedDType(
-                f"dtype {value!r} has no safetensors type; there are: {', '.join(cls)}"
+                f"dtype {value!r} is not a type of tensors here; there are: {', '.join(cls)}"
             )
         return found
 
@@ -117,6 +124,7 @@ _BITS = {
         16: [DType.I16, DType.U16, DType.F16, DType.BF16],
         32: [DType.I32, DType.U32, DType.F32],
         64: [DType.C64, DType.F64, DType.I64, DType.U64],
+        128: [DType.C128],
     }.items()
     for dtype in dtypes
 }
@@ -132,6 +140,7 @@ _NUMPY_NAMES = {
     DType.U32: "<u4",
     DType.F32: "<f4",
     DType.C64: "<c8",
+    DType.C128: "<c16",
     DType.F64: "<f8",
     DType.I64: "<i8",
     DType.U64: "<u8",
@@ -169,6 +178,7 @@ _TORCH_NAMES = {
     DType.U32: "uint32",
     DType.F32: "float32",
     DType.C64: "complex64",
+    DType.C128: "complex128",
     DType.F64: "float64",
     DType.I64: "int64",
     DType.U64: "uint64",

@@ -1,0 +1,377 @@
+"""Opcodes that checkpoints seldom use: text forms of protocol 0, long forms, hand-made pickles.
+
+Each function gets the state of the machine and returns the stack and the position after it. The
+frequent opcodes are in the loop of `inert_pickle`.
+"""
+
+import re
+from collections.abc import Callable
+from typing import Any, Protocol, TypeAlias
+
+from weighlock.formats.pickle_records import (
+    Call,
+    Global,
+    Malformed,
+    PersistentId,
+    SetRecord,
+    append,
+    check_key,
+    set_items,
+)
+
+__all__ = ["RARE"]
+
+_LONGEST_INT = 4096  # bytes or digits: converting digits takes quadratic time
+
+
+class Machine(Protocol):
+    """What an opcode may ask of the machine."""
+
+    persistent_ids: list[PersistentId]
+
+    def line_(self, pos: int) -> tuple[bytes, int]:
+        """A line of text without its newline, and the position after it."""
+
+    def counted_(self, pos: int, width: int) -> tuple[bytes, int]:
+        """Bytes behind a length of that width, and the position after them."""
+
+    def fixed_(self, pos: int, count: int) -> bytes:
+        """Exactly so many bytes."""
+
+    def global_(self, module: str, name: str, offset: int) -> Global:
+        """The record of a global."""
+
+
+Stack: TypeAlias = list[Any]
+After: TypeAlias = tuple[Stack, int]
+Rare: TypeAlias = Callable[[Machine, Stack, list[Stack], dict[int, Any], int], After]
+
+RARE: dict[int, Rare] = {}
+"""Opcode to function."""
+
+
+def _opcode(*codes: int) -> Callable[[Rare], Rare]:
+    def enter(function: Rare) -> Rare:
+        RARE.update(dict.fromkeys(codes, function))
+        return function
+
+    return enter
+
+
+@_opcode(0x80)
+def _proto(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    version = machine.fixed_(pos, 1)[0]
+    if version > 5:
+        raise Malformed(f"is of protocol {version}, 5 is the highest known")
+    return stack, pos + 1
+
+
+@_opcode(0x95)
+def _frame(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    machine.fixed_(pos, 8)  # a hint for readers that buffer; the opcodes say it all
+    return stack, pos + 8
+
+
+@_opcode(0x30)
+def _pop(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    if stack:
+        stack.pop()
+    else:
+        stack = outer.pop()
+    return stack, pos
+
+
+@_opcode(0x31)
+def _pop_mark(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    return outer.pop(), pos
+
+
+@_opcode(0x32)
+def _dup(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    stack.append(stack[-1])
+    return stack, pos
+
+
+@_opcode(0x6C)
+def _list(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    before = outer.pop()
+    before.append(stack)
+    return before, pos
+
+
+@_opcode(0x64)
+def _dict(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    before = outer.pop()
+    found: dict[Any, Any] = {}
+    set_items(found, stack)
+    before.append(found)
+    return before, pos
+
+
+@_opcode(0x91)
+def _frozenset(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    before = outer.pop()
+    before.append(SetRecord(stack, frozen=True))
+    return before, pos
+
+
+@_opcode(0x8F)
+def _empty_set(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    stack.append(SetRecord([], frozen=False))
+    return stack, pos
+
+
+@_opcode(0x90)
+def _add_items(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    before = outer.pop()
+    for value in stack:
+        check_key(value)
+    append(before[-1], stack)
+    return before, pos
+
+
+@_opcode(0x92)
+def _newobj_ex(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    kwargs, args = stack.pop(), stack.pop()
+    if type(args) is not tuple or type(kwargs) is not dict:
+        raise Malformed("makes an object with arguments that are not a tuple and a dict")
+    stack[-1] = Call(stack[-1], args, kwargs)
+    return stack, pos
+
+
+@_opcode(0x6F)
+def _obj(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    before = outer.pop()
+    before.append(Call(stack[0], tuple(stack[1:])))
+    return before, pos
+
+
+@_opcode(0x69)
+def _inst(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    module, after = machine.line_(pos)
+    name, after = machine.line_(after)
+    before = outer.pop()
+    found = machine.global_(module.decode(), name.decode(), pos - 1)
+    before.append(Call(found, tuple(stack)))
+    return before, after
+
+
+@_opcode(0x50)
+def _persid(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    record = PersistentId(line.decode("ascii"))
+    machine.persistent_ids.append(record)
+    stack.append(record)
+    return stack, after
+
+
+@_opcode(0x70)
+def _put(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    memo[_index(line)] = stack[-1]
+    return stack, after
+
+
+@_opcode(0x67)
+def _get(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    stack.append(memo[_index(line)])
+    return stack, after
+
+
+def _index(line: bytes) -> int:
+    if not line.isdigit() or len(line) > 10:
+        raise Malformed("numbers a memo entry by something else than a number")
+    return int(line)
+
+
+@_opcode(0x49)
+def _int(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    special = {b"00": False, b"01": True}
+    stack.append(special[line] if line in special else _decimal(line))
+    return stack, after
+
+
+@_opcode(0x4C)
+def _long(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    stack.append(_decimal(line.removesuffix(b"L")))
+    return stack, after
+
+
+def _decimal(text: bytes) -> int:
+    if len(text) > _LONGEST_INT or not re.fullmatch(rb"[+-]?\d+", text.strip()):
+        raise Malformed("holds an int that is too long or none")
+    return int(text)
+
+
+@_opcode(0x8A)
+def _long1(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 1)
+    stack.append(int.from_bytes(raw, "little", signed=True))
+    return stack, after
+
+
+@_opcode(0x8B)
+def _long4(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    length = int.from_bytes(machine.fixed_(pos, 4), "little", signed=True)
+    if not 0 <= length <= _LONGEST_INT:
+        raise Malformed(f"holds an int of {length:,} bytes")
+    raw, after = machine.counted_(pos, 4)
+    stack.append(int.from_bytes(raw, "little", signed=True))
+    return stack, after
+
+
+@_opcode(0x46)
+def _float(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    try:
+        stack.append(float(line[:_LONGEST_INT]))
+    except ValueError as error:
+        raise Malformed("holds a float that is none") from error
+    return stack, after
+
+
+@_opcode(0x8D)
+def _binunicode8(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 8)
+    stack.append(str(raw, "utf-8", "surrogatepass"))
+    return stack, after
+
+
+@_opcode(0x42)
+def _binbytes(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 4)
+    stack.append(raw)
+    return stack, after
+
+
+@_opcode(0x43)
+def _short_binbytes(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 1)
+    stack.append(raw)
+    return stack, after
+
+
+@_opcode(0x8E, 0x96)
+def _bytes8(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 8)
+    stack.append(raw)
+    return stack, after
+
+
+@_opcode(0x54)
+def _binstring(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 4)
+    stack.append(_text(raw))
+    return stack, after
+
+
+@_opcode(0x55)
+def _short_binstring(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    raw, after = machine.counted_(pos, 1)
+    stack.append(_text(raw))
+    return stack, after
+
+
+@_opcode(0x53)
+def _string(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    line = line.strip()
+    if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
+        raise Malformed("holds a string without its quotes")
+    stack.append(_text(_unescaped(line[1:-1])))
+    return stack, after
+
+
+@_opcode(0x56)
+def _unicode(
+    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
+) -> After:
+    line, after = machine.line_(pos)
+    stack.append(str(line, "raw-unicode-escape"))
+    return stack, after
+
+
+def _text(raw: bytes) -> "str | bytes":
+    """A Python 2 string: text if it can be, bytes otherwise."""
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        return raw
+
+
+_ESCAPE = re.compile(rb"\\(x[0-9a-fA-F]{2}|[0-7]{1,3}|\n|.)", re.DOTALL)
+_SIMPLE = {b"n": b"\n", b"t": b"\t", b"r": b"\r", b"a": b"\a", b"b": b"\b", b"f": b"\f"}
+_SIMPLE |= {b"v": b"\v", b"\n": b"", b"\\": b"\\", b"'": b"'", b'"': b'"'}
+
+
+def _unescaped(raw: bytes) -> bytes:
+    def plain(match: "re.Match[bytes]") -> bytes:
+        code = match[1]
+        if code in _SIMPLE:
+            return _SIMPLE[code]
+        if code[:1] == b"x":
+            return bytes([int(code[1:], 16)])
+        if code.isdigit():
+            return bytes([int(code, 8) & 0xFF])
+        return match[0]
+
+    return _ESCAPE.sub(plain, raw)

@@ -1,0 +1,127 @@
+"""What an inert pickle is made of: records that stand for what a pickle would import and call.
+
+Knows how they may be put together, as lists, dicts and sets are; not the bytes they come from, and
+not what they mean.
+"""
+
+from typing import Any
+
+__all__ = [
+    "Call",
+    "Global",
+    "Malformed",
+    "PersistentId",
+    "SetRecord",
+    "append",
+    "check_key",
+    "set_items",
+]
+
+_LARGEST_KEY = 2**61 - 2
+"""Larger ints can be chosen to share one hash, which makes a dict crawl."""
+
+_KEY_DEPTH = 8
+
+
+class Malformed(Exception):
+    """What is wrong with a pickle; the machine adds where."""
+
+
+class Global:
+    """Something the pickle would import: `module.name`."""
+
+    __slots__ = ("module", "name")
+
+    def __init__(self, module: str, name: str) -> None:
+        self.module = module
+        self.name = name
+
+    def __repr__(self) -> str:
+        return f"<Global {self.module}.{self.name}>"
+
+
+class PersistentId:
+    """Something the pickle would ask its loader for: in torch's files, a storage."""
+
+    __slots__ = ("pid",)
+
+    def __init__(self, pid: Any) -> None:
+        self.pid = pid
+
+
+class Call:
+    """An object the pickle would make by calling something, and what it would do to it."""
+
+    __slots__ = ("appended", "args", "func", "items", "kwargs", "states")
+
+    def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Any = None) -> None:
+        self.func = func
+        self.args = args
+        self.kwargs = kwargs
+        self.states: list[Any] | None = None
+        """Arguments of BUILD: what would become its attributes."""
+        self.items: list[tuple[Any, Any]] | None = None
+        """Pairs of SETITEM, in order."""
+        self.appended: list[Any] | None = None
+        """Values of APPEND and ADDITEMS, in order."""
+
+
+class SetRecord:
+    """A set or frozenset, as the list of what was put into it."""
+
+    __slots__ = ("frozen", "values")
+
+    def __init__(self, values: list[Any], *, frozen: bool) -> None:
+        self.values = values
+        self.frozen = frozen
+
+
+def set_items(target: Any, values: list[Any]) -> None:
+    """What SETITEMS does: alternate keys and values into a dict or an object."""
+    if len(values) % 2:
+        raise Malformed("sets items of an odd number of keys and values")
+    if type(target) is dict:
+        for index in range(0, len(values), 2):
+            key = values[index]
+            if type(key) is not str:
+                check_key(key)
+            target[key] = values[index + 1]
+    elif type(target) is Call:
+        if target.items is None:
+            target.items = []
+        target.items.extend(zip(values[::2], values[1::2], strict=True))
+    else:
+        raise Malformed(f"sets items of a {type(target).__name__}")
+
+
+def check_key(key: Any) -> None:
+    """Refuse what Python could not hash, or only slowly, or only with a deep C stack."""
+    level = [key]
+    for _ in range(_KEY_DEPTH):
+        inner: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind is tuple:
+                inner.extend(value)
+            elif kind is int and not -_LARGEST_KEY <= value <= _LARGEST_KEY:
+                raise Malformed("uses an int of more than 61 bits as a key")
+            elif kind in (list, dict):
+                raise Malformed(f"uses a {kind.__name__} as a key")
+        if not inner:
+            return
+        level = inner
+    raise Malformed("uses deeply nested tuples as a key")
+
+
+def append(target: Any, values: list[Any]) -> None:
+    """What APPENDS and ADDITEMS do: values into a list, a set or an object."""
+    if type(target) is list:
+        target.extend(values)
+    elif type(target) is Call:
+        if target.appended is None:
+            target.appended = []
+        target.appended.extend(values)
+    elif type(target) is SetRecord and not target.frozen:
+        target.values.extend(values)
+    else:
+        raise Malformed(f"appends to a {type(target).__name__}")

@@ -1,0 +1,105 @@
+"""Tensors of a torch checkpoint as refs: what `rebuild` understood, put over the bytes of storages.
+
+Knows meanings and sources; not which container the storages lie in.
+"""
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import numpy as np
+
+from weighlock.errors import FormatError, LayoutError, UnsupportedDType
+from weighlock.formats.rebuild import InlineTensor, Meaning, Storage, StoredTensor, Unreadable
+from weighlock.tensors.adjusted import AdjustedRef
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.ref import ArrayRef, TensorRef
+from weighlock.tensors.spec import Layout, Span, TensorSpec
+from weighlock.tensors.stored import Readable, StoredRef
+
+__all__ = ["Place", "check_size", "make_refs"]
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where the bytes of a storage lie."""
+
+    source: Readable
+    span: Span
+
+
+def make_refs(
+    tensors: Mapping[str, Meaning],
+    place_of: Callable[[Storage], Place],
+    *,
+    swap: bool,
+    label: str,
+) -> tuple[dict[str, TensorRef], dict[str, str]]:
+    """Refs by name, and the names of what is not read with the reason.
+
+    Args:
+        tensors: what the pickle describes.
+        place_of: finds the bytes of a storage, and raises if there are other than so many.
+        swap: numbers are stored with their bytes reversed.
+        label: the file, for errors.
+    """
+    refs: dict[str, TensorRef] = {}
+    unreadable: dict[str, str] = {}
+    for name, meaning in tensors.items():
+        try:
+            if isinstance(meaning, Unreadable):
+                unreadable[name] = meaning.reason
+            elif isinstance(meaning, InlineTensor):
+                refs[name] = _inline(name, meaning)
+            else:
+                refs[name] = _stored(name, meaning, place_of, swap=swap)
+        except UnsupportedDType as error:
+            unreadable[name] = str(error)
+        except FormatError as error:
+            raise type(error)(f"tensor {name!r}: {error}", source=label) from error
+    return refs, unreadable
+
+
+def _inline(name: str, meaning: InlineTensor) -> ArrayRef:
+    flat = np.frombuffer(meaning.data, meaning.dtype)
+    array = flat.reshape(meaning.shape, order="F" if meaning.fortran else "C")
+    return ArrayRef.of(name, array.astype(meaning.dtype.newbyteorder("<"), copy=False))
+
+
+def _stored(
+    name: str, meaning: StoredTensor, place_of: Callable[[Storage], Place], *, swap: bool
+) -> TensorRef:
+    try:
+        dtype = DType.of(f"torch.{meaning.dtype}")
+    except UnsupportedDType as error:
+        raise UnsupportedDType(f"torch.{meaning.dtype} is not read") from error
+    layout = meaning.layout
+    if dtype is DType.F4:
+        layout = _of_pairs(layout)
+    spec = TensorSpec(name, dtype, layout.shape)
+    place = place_of(meaning.storage)
+    ref: TensorRef
+    if layout.is_contiguous:
+        start = layout.start * dtype.bits // 8 if spec.nbytes else 0
+        ref = StoredRef(spec, place.source, Span(place.span.offset + start, spec.nbytes))
+    else:
+        ref = StoredRef(spec, place.source, place.span, layout)
+    if (swap and dtype.bits > 8) or meaning.conj or meaning.neg:
+        return AdjustedRef(ref, swap and dtype.bits > 8, meaning.conj, meaning.neg)
+    return ref
+
+
+def _of_pairs(layout: Layout) -> Layout:
+    """The layout of single 4-bit numbers, from that of torch's pairs of them."""
+    if not layout.is_contiguous or not layout.shape:
+        raise UnsupportedDType("torch.float4_e2m1fn_x2 is read only where it is contiguous")
+    shape = (*layout.shape[:-1], 2 * layout.shape[-1])
+    return Layout.contiguous(shape, 2 * layout.start)
+
+
+def check_size(storage: Storage, available: int) -> None:
+    """Raise unless a storage has as many bytes as its element count needs."""
+    if storage.elements * storage.width != available:
+        raise LayoutError(
+            f"storage {storage.key!r} is said to hold {storage.elements:,} elements of "
+            f"{storage.width} bytes, {available:,} bytes are there"
+        )

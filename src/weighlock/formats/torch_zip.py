@@ -1,0 +1,130 @@
+"""PyTorch checkpoints since 1.6: a ZIP archive of one pickle and one member for each storage.
+
+Knows which members there are and what they are for; ZIP itself is `zip_directory`'s, the pickle
+`inert_pickle`'s.
+"""
+
+import zlib
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from weighlock.errors import FormatError, LayoutError, TruncatedFile
+from weighlock.formats.inert_pickle import Feed, read_pickle
+from weighlock.formats.rebuild import Storage, is_module, storage_of
+from weighlock.formats.record_tree import read_tree
+from weighlock.formats.torch_refs import Place, check_size, make_refs
+from weighlock.formats.zip_directory import DEFLATED, Member, data_span, inflated, read_directory
+from weighlock.limits import Limits
+from weighlock.sources.inflated import InflatedSource
+from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.catalog import Beside, Catalog
+from weighlock.tensors.spec import Span
+
+if TYPE_CHECKING:
+    from weighlock.sources.base import Source
+
+__all__ = ["open_torch_zip"]
+
+_PIECE_BYTES = 4 * 1024 * 1024
+
+
+def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
+    """The catalog of a ZIP checkpoint. Reads the directory, the pickle and local headers only.
+
+    Raises:
+        FormatError: the archive or its pickle is broken, or could be read in two ways.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    limits = limits or Limits()
+    archive = _Archive(source, limits)
+    raw = inflated(source, archive.member("data.pkl"), limits.pickle_bytes)
+    pickle = read_pickle(Feed(raw, label=f"{source.label}: {archive.prefix}data.pkl"), 0, limits)
+    for record in pickle.persistent_ids:
+        if is_module(record):
+            raise LayoutError(
+                "a class with its source stands where a storage should", source=source.label
+            )
+        storage_of(record)
+    tree = read_tree(pickle.value, limits)
+    refs, unreadable = make_refs(
+        tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
+    )
+    beside = Beside(tree.extras, tree.notes, unreadable, pickle.globals, archive.check)
+    return Catalog(refs, None, source.close, beside=beside)
+
+
+class _Archive:
+    """The members of a checkpoint, and where the storages they hold lie."""
+
+    def __init__(self, source: "Source", limits: Limits) -> None:
+        self._source = source
+        self._members = read_directory(source, limits)
+        self.prefix = self._find_prefix()
+        self.big_endian = self._byte_order() == "big"
+        self._places: dict[str, Place] = {}
+
+    def member(self, name: str) -> Member:
+        found = self._members.get(self.prefix + name)
+        if found is None:
+            raise TruncatedFile(f"has no member {self.prefix + name!r}", source=self._source.label)
+        return found
+
+    def place_of(self, storage: Storage) -> Place:
+        """Where a storage lies; its member must be as long as the pickle says."""
+        place = self._places.get(storage.key)
+        if place is None:
+            member = self.member(f"data/{storage.key}")
+            place = self._places[storage.key] = self._place(member)
+        check_size(storage, place.span.length)
+        return place
+
+    def _place(self, member: Member) -> Place:
+        span = data_span(self._source, member)
+        if member.method != DEFLATED:
+            return Place(self._source, span)
+        label = f"{self._source.label}: {member.name}"
+        unpacked = InflatedSource(self._source, span.offset, span.length, member.size, label)
+        return Place(unpacked, Span(0, member.size))
+
+    def check(self, progress: Callable[[int], None]) -> None:
+        """Compare every member with its checksum."""
+        for member in self._members.values():
+            place = self._place(member)
+            crc = 0
+            buffer = byte_view(empty((_PIECE_BYTES,), np.dtype(np.uint8)))
+            for offset in range(place.span.offset, place.span.end, _PIECE_BYTES):
+                piece = buffer[: min(_PIECE_BYTES, place.span.end - offset)]
+                place.source.read_into(offset, piece)
+                crc = zlib.crc32(piece, crc)
+                progress(len(piece))
+            if crc != member.crc:
+                raise FormatError(
+                    f"member {member.name!r} has the checksum {crc:08x}, not {member.crc:08x}",
+                    source=self._source.label,
+                )
+
+    def _find_prefix(self) -> str:
+        """The directory all members share: the one with the pickle in it."""
+        found = [name for name in self._members if name.rsplit("/", 1)[-1] == "data.pkl"]
+        if len(found) != 1:
+            what = "no data.pkl: not a PyTorch checkpoint" if not found else "two data.pkl"
+            raise FormatError(f"is a ZIP archive with {what}", source=self._source.label)
+        prefix = found[0].removesuffix("data.pkl")
+        strangers = [name for name in self._members if not name.startswith(prefix)]
+        if strangers:
+            raise LayoutError(
+                f"member {strangers[0]!r} lies outside of {prefix!r}", source=self._source.label
+            )
+        return prefix
+
+    def _byte_order(self) -> str:
+        if self.prefix + "byteorder" not in self._members:
+            return "little"
+        order = (
+            inflated(self._source, self.member("byteorder"), 16).decode("ascii", "replace").strip()
+        )
+        if order not in ("little", "big"):
+            raise LayoutError(f"its byte order is {order!r}", source=self._source.label)
+        return order

@@ -1,0 +1,280 @@
+"""The members of a ZIP archive and where their bytes lie, from its central directory.
+
+Stricter than zipfile: whatever two readers could see differently is refused (members twice, also
+when only case differs, local headers that contradict the directory, overlaps, encryption). Knows
+ZIP; not what is in it.
+"""
+
+import struct
+import zlib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
+from weighlock.limits import Limits
+from weighlock.tensors.spec import Span
+
+if TYPE_CHECKING:
+    from weighlock.sources.base import Source
+
+__all__ = ["Member", "data_span", "inflated", "read_directory"]
+
+_END = struct.Struct("<4sHHHHIIH")
+_END64 = struct.Struct("<4sQHHIIQQQQ")
+_LOCATOR = struct.Struct("<4sIQI")
+_ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
+_LOCAL = struct.Struct("<4sHHHHHIIIHH")
+
+_ENCRYPTED = 0x1 | 0x20 | 0x40 | 0x2000  # also patched data and a masked directory
+_UTF8 = 0x800
+_DESCRIPTOR = 0x8
+_FULL = 0xFFFF_FFFF
+STORED, DEFLATED = 0, 8
+
+
+@dataclass(frozen=True, slots=True)
+class Member:
+    """A member as the central directory describes it."""
+
+    name: str
+    flags: int
+    method: int
+    crc: int
+    stored_bytes: int
+    size: int
+    header: int
+    """Where its local header begins."""
+    limit: int
+    """Where the next member, or the directory, begins."""
+
+
+def read_directory(source: "Source", limits: Limits) -> dict[str, Member]:
+    """The members of an archive by name, in the order of the file.
+
+    Raises:
+        FormatError: the archive is broken or could be read in two ways.
+        LimitExceeded: it has more members than the limits allow.
+    """
+    count, span = _locate(source)
+    limits.check("tensors", count, f"{source.label}: members of the archive")
+    if span.length > limits.header_bytes:
+        raise HeaderError(f"the directory has {span.length:,} bytes", source=source.label)
+    raw = bytearray(span.length)
+    source.read_into(span.offset, memoryview(raw))
+    members = sorted(_entries(bytes(raw), count, source.label), key=lambda member: member.header)
+    return _checked(members, span.offset, source.label)
+
+
+def _locate(source: "Source") -> tuple[int, Span]:
+    """Number of members and place of the central directory, from the end of the file."""
+    tail_bytes = min(source.size, 65_535 + _END.size + _LOCATOR.size + _END64.size)
+    tail = bytearray(tail_bytes)
+    start = source.size - tail_bytes
+    source.read_into(start, memoryview(tail))
+    ends = []
+    at = tail.find(b"PK\5\6")
+    while at >= 0:
+        if at + _END.size <= len(tail):
+            comment = int.from_bytes(tail[at + 20 : at + 22], "little")
+            if at + _END.size + comment == len(tail):
+                ends.append(at)
+        at = tail.find(b"PK\5\6", at + 1)
+    if not ends:
+        raise TruncatedFile(
+            "the archive has no end record: was a download cut off?", source=source.label
+        )
+    if len(ends) > 1:
+        raise FormatError("the archive has two end records", source=source.label)
+    at = ends[0]
+    _, disk, directory_disk, here, count, size, offset, _ = _END.unpack_from(tail, at)
+    stop = start + at
+    if at >= _LOCATOR.size and tail[at - _LOCATOR.size : at - 16] == b"PK\6\7":
+        count, size, offset, stop = _zip64(source, tail, start, at, (count, size, offset))
+    elif disk or directory_disk or here != count:
+        raise FormatError("the archive is spread over several files", source=source.label)
+    if offset + size != stop:
+        raise LayoutError(
+            f"the directory is said to end at {offset + size:,}, its end record is at {stop:,}",
+            source=source.label,
+        )
+    return count, Span(offset, size)
+
+
+def _zip64(
+    source: "Source", tail: bytearray, start: int, at: int, plain: tuple[int, int, int]
+) -> tuple[int, int, int, int]:
+    _, _, place, disks = _LOCATOR.unpack_from(tail, at - _LOCATOR.size)
+    where = place - start
+    if disks > 1 or place + _END64.size + _LOCATOR.size != start + at or where < 0:
+        raise LayoutError(
+            f"the archive's 64-bit end record is said to be at {place:,}", source=source.label
+        )
+    found = _END64.unpack_from(tail, where)
+    if found[0] != b"PK\6\6" or found[4] or found[5] or found[6] != found[7]:
+        raise FormatError("the archive's 64-bit end record is broken", source=source.label)
+    wide = found[7], found[8], found[9]
+    for narrow, value, full in zip(plain, wide, (0xFFFF, _FULL, _FULL), strict=True):
+        if narrow not in (value, full):
+            raise LayoutError(
+                f"the archive's end records disagree: {narrow:,} and {value:,}", source=source.label
+            )
+    return *wide, place
+
+
+def _entries(raw: bytes, count: int, label: str) -> Iterator[Member]:
+    at = 0
+    for number in range(count):
+        if at + _ENTRY.size > len(raw):
+            raise LayoutError(
+                f"the directory ends after {number:,} of {count:,} members", source=label
+            )
+        fields = _ENTRY.unpack_from(raw, at)
+        signature, _, _, flags, method, _, _, crc, stored, size, n, e, c, disk, _, _, header = (
+            fields
+        )
+        if signature != b"PK\1\2" or at + _ENTRY.size + n + e + c > len(raw):
+            raise LayoutError(f"member {number:,} of the directory is broken", source=label)
+        at += _ENTRY.size
+        name = _name(raw[at : at + n], flags, label)
+        extra = raw[at + n : at + n + e]
+        at += n + e + c
+        wide = _wide(extra, (size, stored, header), name, label)
+        if flags & _ENCRYPTED:
+            raise FormatError(f"member {name!r} is encrypted", source=label)
+        if method not in (STORED, DEFLATED) or disk not in (0, 0xFFFF):
+            raise FormatError(f"member {name!r} is packed by method {method}", source=label)
+        if method == STORED and wide[0] != wide[1]:
+            raise LayoutError(
+                f"member {name!r} has {wide[0]:,} bytes and stores {wide[1]:,}", source=label
+            )
+        yield Member(name, flags, method, crc, wide[1], wide[0], wide[2], 0)
+    if at != len(raw):
+        raise LayoutError(
+            f"the directory has {len(raw) - at:,} bytes after its members", source=label
+        )
+
+
+def _name(raw: bytes, flags: int, label: str) -> str:
+    try:
+        name = raw.decode("utf-8" if flags & _UTF8 else "ascii")
+    except UnicodeDecodeError:
+        name = raw.decode("cp437")
+    if not name or "\0" in name:
+        raise FormatError(f"a member is named {name!r}", source=label)
+    return name
+
+
+def _wide(
+    extra: bytes, narrow: tuple[int, int, int], name: str, label: str
+) -> tuple[int, int, int]:
+    """Sizes and offset, those that are full taken from the 64-bit extra field."""
+    values = list(narrow)
+    wanted = [index for index, value in enumerate(narrow) if value == _FULL]
+    at = 0
+    while wanted and at + 4 <= len(extra):
+        tag, length = struct.unpack_from("<HH", extra, at)
+        if tag == 1 and at + 4 + length <= len(extra) and length >= 8 * len(wanted):
+            for place, index in enumerate(wanted):
+                values[index] = int.from_bytes(extra[at + 4 + 8 * place :][:8], "little")
+            return values[0], values[1], values[2]
+        at += 4 + length
+    if wanted:
+        raise LayoutError(
+            f"member {name!r} is larger than 4 GiB and does not say how large", source=label
+        )
+    return narrow
+
+
+def _checked(members: list[Member], directory: int, label: str) -> dict[str, Member]:
+    """Members with the place where each must have ended; none twice, none over another."""
+    found: dict[str, Member] = {}
+    folded: set[str] = set()
+    for index, member in enumerate(members):
+        limit = members[index + 1].header if index + 1 < len(members) else directory
+        if member.header + _LOCAL.size + member.stored_bytes > limit:
+            raise LayoutError(
+                f"member {member.name!r} at {member.header:,} with {member.stored_bytes:,} bytes "
+                f"reaches over what begins at {limit:,}",
+                source=label,
+            )
+        if member.name.casefold() in folded:
+            raise LayoutError(f"member {member.name!r} is there twice", source=label)
+        folded.add(member.name.casefold())
+        found[member.name] = Member(
+            member.name,
+            member.flags,
+            member.method,
+            member.crc,
+            member.stored_bytes,
+            member.size,
+            member.header,
+            limit,
+        )
+    return found
+
+
+def data_span(source: "Source", member: Member) -> Span:
+    """Where a member's bytes lie, after its local header has agreed with the directory."""
+    label = source.label
+    raw = bytearray(
+        min(member.limit - member.header, _LOCAL.size + 2 * len(member.name.encode()) + 256)
+    )
+    source.read_into(member.header, memoryview(raw))
+    signature, _, flags, method, _, _, crc, stored, size, n, e = _LOCAL.unpack_from(raw)
+    name = bytes(raw[_LOCAL.size : _LOCAL.size + n])
+    if signature != b"PK\3\4" or _name(name or b"\0", flags, label) != member.name:
+        raise LayoutError(
+            f"member {member.name!r} has another name at {member.header:,}", source=label
+        )
+    if method != member.method or (flags ^ member.flags) & (_ENCRYPTED | _DESCRIPTOR):
+        raise LayoutError(
+            f"member {member.name!r} is packed in another way than it says", source=label
+        )
+    if not flags & _DESCRIPTOR or size or stored or crc:
+        expected = (member.stored_bytes, member.size, member.crc)
+        for told, known in zip((stored, size, crc), expected, strict=True):
+            if told not in (known, _FULL) and not (flags & _DESCRIPTOR and told == 0):
+                raise LayoutError(
+                    f"member {member.name!r} says {told:,} where the directory says {known:,}",
+                    source=label,
+                )
+    start = member.header + _LOCAL.size + n + e
+    if start + member.stored_bytes > member.limit:
+        raise LayoutError(
+            f"member {member.name!r} reaches to {start + member.stored_bytes:,}, "
+            f"what follows begins at {member.limit:,}",
+            source=label,
+        )
+    return Span(start, member.stored_bytes)
+
+
+def inflated(source: "Source", member: Member, most_bytes: int) -> bytes:
+    """A whole member, unpacked if need be, with its checksum checked."""
+    if member.size > most_bytes:
+        raise HeaderError(
+            f"member {member.name!r} has {member.size:,} bytes, {most_bytes:,} are allowed",
+            source=source.label,
+        )
+    span = data_span(source, member)
+    raw = bytearray(span.length)
+    source.read_into(span.offset, memoryview(raw))
+    data = bytes(raw)
+    if member.method == DEFLATED:
+        unpacker = zlib.decompressobj(-15)
+        try:
+            data = unpacker.decompress(data, member.size + 1)
+        except zlib.error as error:
+            raise FormatError(
+                f"member {member.name!r} cannot be unpacked", source=source.label
+            ) from error
+        if len(data) != member.size or not unpacker.eof:
+            raise LayoutError(
+                f"member {member.name!r} unpacks to another length than {member.size:,}",
+                source=source.label,
+            )
+    if zlib.crc32(data) != member.crc:
+        raise FormatError(
+            f"member {member.name!r} does not match its checksum", source=source.label
+        )
+    return data

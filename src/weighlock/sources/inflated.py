@@ -1,0 +1,101 @@
+"""A deflated run of another source, read as what it unpacks to. Knows deflate; not archives.
+
+Deflate can only be read forwards. Reads that follow each other cost what they unpack; a step back
+starts again from the beginning.
+"""
+
+import threading
+import zlib
+from typing import TYPE_CHECKING
+
+from weighlock.errors import FormatError, ShortRead
+
+if TYPE_CHECKING:
+    from weighlock.sources.base import Source
+
+__all__ = ["InflatedSource"]
+
+_CHUNK_BYTES = 256 * 1024
+
+
+class InflatedSource:
+    """What a deflated span unpacks to.
+
+    Args:
+        source: where the packed bytes lie.
+        start: where they begin in it.
+        length: how many there are.
+        size: how many bytes they are said to unpack to; never more are unpacked.
+        label: what to call it in errors.
+    """
+
+    def __init__(self, source: "Source", start: int, length: int, size: int, label: str) -> None:
+        self._source = source
+        self._start = start
+        self._length = length
+        self._lock = threading.Lock()
+        self.size = size
+        self.label = label
+        self._restart()
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, InflatedSource)
+            and self._source == other._source
+            and self._start == other._start
+        )
+
+    def __hash__(self) -> int:
+        return hash((self._source, self._start))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return InflatedSource, (self._source, self._start, self._length, self.size, self.label)
+
+    def close(self) -> None:
+        """The source below belongs to somebody else."""
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Unpack up to the end of the buffer, and keep what falls into it."""
+        if offset + len(buffer) > self.size:
+            raise ShortRead(
+                f"{self.label}: has {self.size:,} bytes; {len(buffer):,} were wanted at {offset:,}",
+                wanted=len(buffer),
+                got=max(0, self.size - offset),
+            )
+        with self._lock:
+            if offset < self._position:
+                self._restart()
+            while self._position < offset:
+                self._next(min(_CHUNK_BYTES, offset - self._position))
+            done = 0
+            while done < len(buffer):
+                piece = self._next(min(_CHUNK_BYTES, len(buffer) - done))
+                buffer[done : done + len(piece)] = piece
+                done += len(piece)
+
+    def _restart(self) -> None:
+        self._unpacker = zlib.decompressobj(-15)
+        self._taken = 0
+        self._position = 0
+
+    def _next(self, most: int) -> bytes:
+        """Between one and `most` further bytes."""
+        while True:
+            packed = self._unpacker.unconsumed_tail
+            if not packed and self._taken < self._length:
+                raw = bytearray(min(_CHUNK_BYTES, self._length - self._taken))
+                self._source.read_into(self._start + self._taken, memoryview(raw))
+                self._taken += len(raw)
+                packed = bytes(raw)
+            try:
+                piece = self._unpacker.decompress(packed, most)
+            except zlib.error as error:
+                raise FormatError(f"cannot be unpacked: {error}", source=self.label) from error
+            if piece:
+                self._position += len(piece)
+                return piece
+            if self._unpacker.eof or (not packed and self._taken >= self._length):
+                raise FormatError(
+                    f"unpacks to {self._position:,} bytes, {self.size:,} were announced",
+                    source=self.label,
+                )
