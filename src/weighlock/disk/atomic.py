@@ -90,8 +90,7 @@ class AtomicFile:
 
     def reserve(self, total_bytes: int) -> None:
         """Raise `NoSpace` now if so many bytes cannot fit, before any work is done for them."""
-        if total_bytes > self._place.free_bytes() > 0:
-            raise self._place.no_space(total_bytes)
+        self._place.reserve(total_bytes)
 
     def write(self, offset: int, data: memoryview) -> None:
         """Write all of `data` at that offset."""

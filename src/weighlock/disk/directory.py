@@ -12,7 +12,7 @@ from typing import Self
 
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.owner import temporary_name
-from weighlock.disk.place import Place
+from weighlock.disk.place import Place, sync_directory
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import DiskError, NotDurable
 
@@ -37,6 +37,7 @@ class AtomicDirectory:
         self._durable = durable
         self._pid = os.getpid()
         self._inside = -1
+        self._names: set[str] = set()
         self._place = Place(os.fspath(path).rstrip("/") or "/", self._disk)
         self._root = os.path.dirname(os.path.abspath(self.path))
         self._staging: str | None = None
@@ -75,17 +76,19 @@ class AtomicDirectory:
         """Where a file of that name is to be written before the commit."""
         if self._staging is None:
             raise DiskError(f"{self.path}: was already committed or discarded")
+        if name:
+            self._names.add(name)
         return os.path.join(self._root, self._staging, name)
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file inside."""
         with self._place.errors(f"renaming {old} to {new} failed"):
             self._disk.rename(self._inside, old, new)
+            self._names.add(new)
 
     def reserve(self, total_bytes: int) -> None:
         """Raise `NoSpace` now if so many bytes cannot fit."""
-        if total_bytes > self._place.free_bytes() > 0:
-            raise self._place.no_space(total_bytes)
+        self._place.reserve(total_bytes)
 
     def commit(self) -> None:
         """Put the directory in place. On any exception it is discarded."""
@@ -95,7 +98,7 @@ class AtomicDirectory:
                 raise DiskError(f"{self.path}: was already committed or discarded")
             if self._durable:
                 try:
-                    self._disk.sync(self._inside)
+                    sync_directory(self._disk, self._inside)
                 except OSError as error:
                     raise NotDurable(
                         f"{self.path}: syncing failed: {error.strerror}", errno=error.errno
@@ -116,7 +119,8 @@ class AtomicDirectory:
         self._staging = None
         inside, self._inside = self._inside, -1
         if inside >= 0:
-            self._disk.close(inside)
+            with contextlib.suppress(OSError):
+                self._disk.close(inside)
         if self._on_signal is not None:
             self._on_signal.cancel()
         self._place.close()
@@ -133,6 +137,9 @@ class AtomicDirectory:
     def _remove_staging(self) -> None:
         if self._staging is None:
             return
-        for name in os.listdir(self._inside) if self._inside >= 0 else []:
-            self._disk.unlink(self._inside, name)
+        # By the names given out, not by a listing: that would need a descriptor, of which there may
+        # be no more.
+        for name in self._names:
+            with contextlib.suppress(OSError):
+                self._disk.unlink(self._inside, name)
         self._disk.remove_directory(self._place.directory, self._staging)

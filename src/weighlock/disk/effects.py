@@ -69,8 +69,8 @@ class Disk(Protocol):
     def close(self, fd: int) -> None:
         """Let go of a descriptor."""
 
-    def free_bytes(self, directory: int) -> int:
-        """Bytes an ordinary user can still write there."""
+    def free_bytes(self, directory: int) -> int | None:
+        """Bytes an ordinary user can still write there; None if the file system has no bound."""
 
     def block_bytes(self, fd: int) -> int:
         """Size of the file system's blocks."""
@@ -149,9 +149,9 @@ class PosixDisk:
     def close(self, fd: int) -> None:
         os.close(fd)
 
-    def free_bytes(self, directory: int) -> int:
+    def free_bytes(self, directory: int) -> int | None:
         room = os.fstatvfs(directory)
-        return room.f_bavail * room.f_frsize
+        return room.f_bavail * room.f_frsize if room.f_blocks else None
 
     def block_bytes(self, fd: int) -> int:
         return os.fstatvfs(fd).f_bsize

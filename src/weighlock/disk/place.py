@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from weighlock.disk.effects import Disk
 from weighlock.errors import DiskError, NoSpace, NotDurable, ShortRead
 
-__all__ = ["Place"]
+__all__ = ["Place", "sync_directory"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -27,6 +27,7 @@ class Place:
         self.path = os.fspath(path)
         parent, self.name = os.path.split(self.path)
         self.disk = disk
+        self.directory = -1
         if self.name in ("", ".", ".."):
             raise DiskError(f"{self.path}: cannot be written: it names a directory")
         with self.errors("cannot be written: its directory"):
@@ -46,7 +47,7 @@ class Place:
 
     def no_space(self, wanted_bytes: int, number: int | None = None) -> NoSpace:
         """The error for a full disk, with both numbers."""
-        free = self.free_bytes()
+        free = self._free_bytes() or 0
         return NoSpace(
             f"{self.path}: no space: {wanted_bytes:,} bytes are needed, {free:,} are free",
             wanted_bytes=wanted_bytes,
@@ -54,25 +55,40 @@ class Place:
             errno=number or errno.ENOSPC,
         )
 
-    def free_bytes(self) -> int:
+    def reserve(self, total_bytes: int) -> None:
+        """Raise `NoSpace` now if so many bytes cannot fit, before any work is done for them."""
+        free = self._free_bytes()
+        if free is not None and total_bytes > free:
+            raise self.no_space(total_bytes)
+
+    def _free_bytes(self) -> int | None:
         try:
             return self.disk.free_bytes(self.directory)
         except OSError:
-            return 0
+            return None
 
     def sync_directory(self) -> None:
         try:
-            self.disk.sync(self.directory)
+            sync_directory(self.disk, self.directory)
         except OSError as error:
-            # Some file systems have nothing to sync in a directory and say so with EINVAL.
-            if error.errno not in (errno.EINVAL, errno.ENOTSUP):
-                raise NotDurable(
-                    f"{self.path}: is in place, but its directory could not be synced: "
-                    f"{error.strerror}; a power loss may undo it",
-                    errno=error.errno,
-                ) from error
+            raise NotDurable(
+                f"{self.path}: is in place, but its directory could not be synced: "
+                f"{error.strerror}; a power loss may undo it",
+                errno=error.errno,
+            ) from error
 
     def close(self) -> None:
         directory, self.directory = self.directory, -1
         if directory >= 0:
-            self.disk.close(directory)
+            with contextlib.suppress(OSError):  # nothing was written through it
+                self.disk.close(directory)
+
+
+def sync_directory(disk: Disk, directory: int) -> None:
+    """Make a directory's entries survive a power loss, where the file system has to be asked."""
+    try:
+        disk.sync(directory)
+    except OSError as error:
+        # Some file systems have nothing to sync in a directory and say so.
+        if error.errno not in (errno.EINVAL, errno.ENOTSUP):
+            raise

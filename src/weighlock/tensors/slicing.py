@@ -22,7 +22,10 @@ Index: TypeAlias = (
 )
 
 GAP_BYTES = 64 * 1024
-"""So many unwanted bytes between two wanted ones are read over: about what a pread costs."""
+"""Never more unwanted bytes than this are read over between two wanted ones."""
+
+PAGE_BYTES = 4096
+"""Gaps up to this are always read over, longer ones only if what they part is longer still."""
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Most bytes of one read that has to be gathered: the size of the scratch buffer."""
@@ -109,7 +112,8 @@ def _cut(piece: Piece, itemsize: int) -> Iterator[Piece]:
     )
     stride_bytes = abs(layout.strides[axis]) * itemsize
     inner_bytes = layout.cover()[1] * itemsize - (layout.shape[axis] - 1) * stride_bytes
-    if stride_bytes - inner_bytes > GAP_BYTES:
+    gap_bytes = stride_bytes - inner_bytes
+    if gap_bytes > min(GAP_BYTES, max(inner_bytes, PAGE_BYTES)):
         step = 1
     elif layout.cover()[1] * itemsize <= PIECE_BYTES or stride_bytes == 0:
         yield piece

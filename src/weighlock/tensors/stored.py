@@ -21,6 +21,10 @@ from weighlock.tensors.spec import Layout, Span, TensorSpec
 __all__ = ["Readable", "StoredRef"]
 
 
+_GATHERED_BYTES = 32 * 1024 * 1024
+"""Size of the pieces of a tensor that has to be gathered from strides."""
+
+
 class Readable(Protocol):
     """The one thing a ref asks of a source."""
 
@@ -82,6 +86,8 @@ class StoredRef(TensorRef):
         if span is None:
             yield from self._gathered_pieces(max_bytes)
             return
+        max_bytes -= max_bytes % self.dtype.alignment  # a piece holds whole elements
+        max_bytes = max(max_bytes, self.dtype.alignment)
         buffer = byte_view(empty((min(max_bytes, span.length),), np.dtype(np.uint8)))
         for offset in range(span.offset, span.end, max_bytes):
             piece = buffer[: min(max_bytes, span.end - offset)]
@@ -94,6 +100,8 @@ class StoredRef(TensorRef):
             raise LayoutError(f"tensor {self.name!r}: strided {self.dtype} cannot be gathered")
         assert self.layout is not None  # noqa: S101
         width = self.dtype.bits // 8
+        # Each piece of a transposed tensor takes a bit of every column: fewer, larger pieces then.
+        max_bytes = max(max_bytes, _GATHERED_BYTES)
         for part in _row_major(self.layout, max(1, max_bytes // width)):
             array = empty(part.shape, self.dtype.numpy)
             self._gather(part, array)
