@@ -46,6 +46,24 @@ class WeighlockError(Exception):
 
     retryable: ClassVar[bool] = False
 
+    def __reduce__(self) -> tuple[object, ...]:
+        # Exceptions come back from worker processes as pickles, which call the class with `args`
+        # alone: not enough where there are numbers beside the message.
+        state = dict(self.__dict__)
+        if isinstance(self, OSError):
+            state["errno"] = self.errno
+        return _unpickled, (type(self), self.args, state)
+
+
+def _unpickled(
+    kind: type[WeighlockError], args: tuple[object, ...], state: dict[str, object]
+) -> WeighlockError:
+    error = kind.__new__(kind, *args)
+    error.args = args
+    for name, value in state.items():
+        setattr(error, name, value)
+    return error
+
 
 class FormatError(WeighlockError, ValueError):
     """Bytes are not what they claim to be."""

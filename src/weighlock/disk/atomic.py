@@ -109,10 +109,13 @@ class AtomicFile:
         offset: int,
         count: int,
         progress: Callable[[int], None] = lambda _: None,
-    ) -> bool:
-        """Copy from another file inside the kernel; False if these two files do not allow it.
+    ) -> int:
+        """Copy from another file inside the kernel, as far as these two files allow it.
 
         `progress` is called after each step with the bytes it copied.
+
+        Returns:
+            How many bytes were copied: all, or fewer if the kernel would not go on.
 
         Raises:
             ShortRead: the other file ends too early.
@@ -125,7 +128,7 @@ class AtomicFile:
                     source_fd, source_offset + done, self._fd, offset + done, step
                 )
                 if copied is None:
-                    return False
+                    return done
                 if copied == 0:
                     raise ShortRead(
                         f"the file copied into {self.path} ends at byte {source_offset + done:,}; "
@@ -135,7 +138,7 @@ class AtomicFile:
                     )
                 done += copied
                 progress(copied)
-        return True
+        return done
 
     def insert(self, offset: int, count: int) -> int:
         """Make room for at least `count` bytes at an offset without moving data.
@@ -185,18 +188,15 @@ class AtomicFile:
         if unnamed is not None:
             self._fd = unnamed
             return
-        self._watch_signals()
         self._temporary = temporary_name(self._place.name)
+        self._watch_signals()
         self._fd = self._disk.create(self._place.directory, self._temporary)
 
     def _watch_signals(self) -> None:
         """From now on there is a name to remove if the process is told to end."""
-        if self._on_signal is None:
-            self._on_signal = CleanupOnSignal(self._remove_temporary)
-
-    def _remove_temporary(self) -> None:
-        if self._temporary is not None:
-            self._disk.unlink(self._place.directory, self._temporary)
+        # Not a method of this object: the handler would keep it alive, and its finalizer away.
+        unlink, directory, name = self._disk.unlink, self._place.directory, self._temporary
+        self._on_signal = CleanupOnSignal(lambda: unlink(directory, str(name)))
 
     def _commit(self) -> None:
         if self._fd < 0:
@@ -212,8 +212,8 @@ class AtomicFile:
                 ) from error
         with place.errors("cannot be put in place"):
             if self._temporary is None:
-                self._watch_signals()
                 self._temporary = temporary_name(place.name)
+                self._watch_signals()
                 self._disk.link(self._fd, place.directory, self._temporary)
             # Network file systems report failed writes when the file is closed: before the rename.
             fd, self._fd = self._fd, -1

@@ -19,7 +19,7 @@ def temporary_name(destination: str) -> str:
     """
     owner = f"{os.getpid()}-{_start_time()}-{_boot()}"
     # 255 bytes is the longest name: the readable part is what may be cut.
-    readable = destination.encode()[:120].decode(errors="ignore")
+    readable = os.fsdecode(os.fsencode(destination)[:120])
     return f".{readable}{MARK}{owner}-{os.urandom(8).hex()}"
 
 

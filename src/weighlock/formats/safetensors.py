@@ -58,7 +58,7 @@ def open_safetensors(source: "Source", limits: Limits | None = None) -> Catalog:
     raw = bytearray(length)
     source.read_into(8, memoryview(raw))
     header = _parse(bytes(raw), source.label, limits)
-    refs = _refs(source, header.entries, 8 + length)
+    refs = _refs(source, header.entries, 8 + length, limits)
     for name, kept in header.metadata.items():
         if _is_alias(name, kept, refs):
             refs[name] = refs[kept].renamed(name)
@@ -175,7 +175,9 @@ def _short(value: object) -> str:
     return text if len(text) <= 60 else text[:57] + "..."
 
 
-def _refs(source: "Source", entries: dict[str, _Entry], data_start: int) -> dict[str, TensorRef]:
+def _refs(
+    source: "Source", entries: dict[str, _Entry], data_start: int, limits: Limits
+) -> dict[str, TensorRef]:
     """Refs in the header's order, after proving that they fill the data section exactly."""
     label = source.label
     data_bytes = source.size - data_start
@@ -187,6 +189,12 @@ def _refs(source: "Source", entries: dict[str, _Entry], data_start: int) -> dict
             raise UnsupportedDType(
                 f"tensor {name!r} has the unknown dtype {_short(entry.dtype)}", source=label
             )
+        if 4 * len(name) > limits.name_bytes:  # no character takes more than four bytes
+            size = len(name.encode("utf-8", "surrogatepass"))
+            limits.check("name_bytes", size, f"{label}: bytes of the name {_short(name)}")
+        limits.check(
+            "rank", len(entry.shape or ()), f"{label}: dimensions of tensor {_short(name)}"
+        )
         begin, end = entry.data_offsets or (0, 0)
         if not 0 <= begin <= end <= data_bytes:
             raise LayoutError(

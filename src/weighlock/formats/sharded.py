@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
+from weighlock.errors import FormatError, HeaderError, LayoutError, SourceError, TruncatedFile
 from weighlock.formats import strict_json
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.limits import Limits
@@ -112,6 +112,7 @@ class ShardedRefs(Mapping[str, TensorRef]):
         self._places = dict(places)
         self._limits = limits
         self._shards: dict[str, Catalog] = {}
+        self._closed = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
@@ -141,8 +142,9 @@ class ShardedRefs(Mapping[str, TensorRef]):
         return {name: self._open(name) for name in self._places}
 
     def close(self) -> None:
-        """Close every shard that was opened."""
+        """Close every shard that was opened, and open no more."""
         with self._guard():
+            self._closed = True
             for catalog in self._shards.values():
                 catalog.close()
 
@@ -158,6 +160,8 @@ class ShardedRefs(Mapping[str, TensorRef]):
             return found
         with self._guard():
             if shard not in self._shards:
+                if self._closed:
+                    raise SourceError(f"{self._places[shard]}: used after it was closed")
                 self._shards[shard] = self._open_new(shard)
             return self._shards[shard]
 

@@ -47,6 +47,10 @@ class PlannedShards:
         self._groups = split(specs, max_bytes)
         self._make_writer = make_writer
         self._shard_of = {s.name: n for n, group in enumerate(self._groups) for s in group}
+        if len(self._shard_of) != len(specs):
+            names = [spec.name for spec in specs]
+            twice = next(name for name in names if names.count(name) > 1)
+            raise LayoutError(f"tensor {twice!r} is named twice")
         self._left = [len(group) for group in self._groups]
         self._writers: dict[int, Writer] = {}
         self.total_bytes = sum(spec.nbytes for spec in specs)

@@ -11,12 +11,15 @@ from collections.abc import Callable, Iterable, Mapping
 from types import TracebackType
 from typing import TYPE_CHECKING, Self
 
+import numpy as np
+
 from weighlock.disk.atomic import AtomicFile
 from weighlock.errors import LayoutError
 from weighlock.formats.placement import Placement, Planned, Streamed
 from weighlock.formats.safetensors import check_metadata
 from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
+from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.ref import PIECE_BYTES, TensorRef
 from weighlock.tensors.spec import SpecLike, TensorSpec
@@ -160,14 +163,18 @@ class Writer:
 
     def copy_all(self, refs: Iterable[TensorRef]) -> None:
         """Write many tensors in the order of the file, those that lie end to end as one."""
-        placed = sorted(((self._claim(ref), ref) for ref in refs), key=lambda pair: pair[0])
+        placed: list[tuple[int, TensorRef]] = []
         try:
+            for ref in refs:
+                placed.append((self._claim(ref), ref))  # noqa: PERF401 - kept if the next is refused
+            placed.sort(key=lambda pair: pair[0])
             output = _Gathered(self._file)
             for offset, run in _runs(placed):
                 self._write_run(offset, run, output)
             output.flush()
         except BaseException:
-            self.discard()
+            if placed:  # places that were given away and not filled
+                self.discard()
             raise
 
     def finish(self) -> None:
@@ -215,9 +222,8 @@ class Writer:
             span = first.contiguous_span
             length = sum(ref.nbytes for ref in run)
             if span is not None and length:
-                with first.source.descriptor() as source_fd:
-                    if self._file.copy(source_fd, span.offset, offset, length, self._progress):
-                        return
+                self._copy_span(first.source, span.offset, offset, length)
+                return
         for ref in run:
             for piece in ref.pieces(PIECE_BYTES):
                 for start in range(0, len(piece), _STEP_BYTES):
@@ -225,6 +231,20 @@ class Writer:
                     output.write(offset, step)
                     self._progress(len(step))
                     offset += len(step)
+
+    def _copy_span(self, source: FileSource, start: int, offset: int, length: int) -> None:
+        """Copy bytes of a file: in the kernel as far as it can, the rest through a buffer."""
+        with source.descriptor() as source_fd:
+            done = self._file.copy(source_fd, start, offset, length, self._progress)
+        if done == length:
+            return
+        buffer = byte_view(empty((min(PIECE_BYTES, length),), np.dtype(np.uint8)))
+        while done < length:
+            piece = buffer[: length - done]
+            source.read_into(start + done, piece)
+            self._file.write(offset + done, piece)
+            self._progress(len(piece))
+            done += len(piece)
 
     def _seal(self) -> None:
         """Write the header, after making sure that nothing is missing."""
@@ -289,9 +309,8 @@ class _Gathered:
 def _move(source: AtomicFile, start: int, target: AtomicFile, offset: int, count: int) -> None:
     fd = source.descriptor()
     target.reserve(offset + count)
-    if count == 0 or target.copy(fd, start, offset, count):
-        return
-    for first in range(0, count, PIECE_BYTES):
+    done = target.copy(fd, start, offset, count)
+    for first in range(done, count, PIECE_BYTES):
         piece = os.pread(fd, min(PIECE_BYTES, count - first), start + first)
         target.write(offset + first, memoryview(piece))
 

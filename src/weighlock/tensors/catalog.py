@@ -6,7 +6,7 @@ Knows names, refs and metadata. What it reads from is the refs' business.
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
@@ -83,8 +83,8 @@ class Catalog(Mapping[str, TensorRef]):
         return f"<Catalog of {len(self)} tensors>"
 
     def __reduce__(self) -> "tuple[type[Catalog], tuple[object, ...]]":
-        beside = replace(self._beside, check=None)
-        return Catalog, (self._refs, dict(self._metadata), None, None, beside)
+        metadata = dict(self._metadata)
+        return Catalog, (self._refs, metadata, self._close, self._shards, self._beside)
 
     def __enter__(self) -> Self:
         return self

@@ -13,7 +13,7 @@ from weighlock.tensors.slicing import Index
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.torch import TorchRef, is_tensor
 
-__all__ = ["CastRef", "as_ref"]
+__all__ = ["CastRef", "as_ref", "check_cast"]
 
 
 def as_ref(name: str, value: object) -> TensorRef:
@@ -39,6 +39,13 @@ def as_ref(name: str, value: object) -> TensorRef:
     )
 
 
+def check_cast(ref: TensorRef, dtype: DType) -> None:
+    """Raise `UnsupportedDType` if elements are packed, or if complex numbers would lose a part."""
+    loses = ref.dtype.is_complex and not dtype.is_complex
+    if ref.dtype.is_packed or dtype.is_packed or loses:
+        raise UnsupportedDType(f"tensor {ref.name!r}: {ref.dtype} cannot be cast to {dtype}")
+
+
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
 class CastRef(TensorRef):
     """A tensor that is converted to another dtype as it is read, piece by piece."""
@@ -55,12 +62,7 @@ class CastRef(TensorRef):
         """
         if ref.dtype is dtype:
             return ref
-        if (
-            ref.dtype.is_packed
-            or dtype.is_packed
-            or (ref.dtype.is_complex and not dtype.is_complex)
-        ):
-            raise UnsupportedDType(f"tensor {ref.name!r}: {ref.dtype} cannot be cast to {dtype}")
+        check_cast(ref, dtype)
         return cls(TensorSpec(ref.name, dtype, ref.shape), ref)
 
     def renamed(self, name: str) -> "CastRef":

@@ -106,9 +106,7 @@ class DType(StrEnum):
         except TypeError:  # it cannot even be hashed
             found = None
         if found is None:
-            raise UnsupportedDType(
-                f"dtype {value!r} is not a type of tensors here; there are: {', '.join(cls)}"
-            )
+            raise UnsupportedDType(f"dtype {value!r} has no safetensors type; there are: {_LISTED}")
         return found
 
 
@@ -206,6 +204,9 @@ _NAMES: dict[str, DType] = {
 }
 
 
+_LISTED = ", ".join(dtype for dtype in DType if dtype.in_safetensors)
+
+
 @functools.cache
 def _numpy_type(dtype: DType) -> "np.dtype[Any]":
     name = _NUMPY_NAMES.get(dtype)
@@ -223,6 +224,8 @@ def _named(name: str) -> DType | None:
 
 @functools.lru_cache(maxsize=128)
 def _from_object(value: object) -> DType | None:
+    if value is None:  # which numpy takes for float64
+        return None
     if type(value).__module__ == "torch":  # a torch.dtype prints as "torch.bfloat16"
         return _named(str(value))
     try:

@@ -8,6 +8,7 @@ import numpy as np
 
 from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import Array
+from weighlock.tensors.convert import check_cast
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, TensorRef
 from weighlock.tensors.torch import TorchRef, from_array, is_tensor
@@ -56,8 +57,8 @@ def _check(ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, 
         raise LayoutError(
             f"tensor {ref.name!r} is {ref.dtype}, {where} is {dtype}; cast=True converts"
         )
-    if ref.dtype is not dtype and (ref.dtype.is_packed or dtype.is_packed):
-        raise LayoutError(f"tensor {ref.name!r}: {ref.dtype} cannot be cast to {dtype}")
+    if ref.dtype is not dtype:
+        check_cast(ref, dtype)
 
 
 def _blocks(ref: TensorRef) -> "list[slice]":

@@ -237,7 +237,7 @@ class ArrayRef(TensorRef):
 
     def identity(self) -> Hashable:
         address = self.array.__array_interface__["data"][0]
-        return "memory", address, self.shape, self.array.strides, self.dtype
+        return "memory", address, self.shape, self.array.strides, self.array.dtype.str, self.dtype
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         return array_pieces(self.array, self.dtype, max_bytes)

@@ -168,8 +168,10 @@ class StoredRef(TensorRef):
 
 
 def _strided(base: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:
-    view: np.ndarray[Any, Any] = as_strided(base, shape, strides, writeable=False)
-    return view
+    # as_strided asks numpy for the type by its code, and some of ml_dtypes' have none of their own.
+    plain = base if base.dtype.isbuiltin == 1 else base.view(f"u{base.dtype.itemsize}")
+    view: np.ndarray[Any, Any] = as_strided(plain, shape, strides, writeable=False)
+    return view.view(base.dtype)
 
 
 def _row_major(layout: Layout, max_elements: int) -> Iterator[Layout]:
