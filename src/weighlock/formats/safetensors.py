@@ -13,7 +13,7 @@ import msgspec
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile, UnsupportedDType
 from weighlock.formats import strict_json
 from weighlock.limits import Limits
-from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import Span, TensorSpec, check_name
@@ -59,10 +59,9 @@ def open_safetensors(source: "Source", limits: Limits | None = None) -> Catalog:
     source.read_into(8, memoryview(raw))
     header = _parse(bytes(raw), source.label, limits)
     refs = _refs(source, header.entries, 8 + length, limits)
-    for name, kept in header.metadata.items():
-        if _is_alias(name, kept, refs):
-            refs[name] = refs[kept].renamed(name)
-    return Catalog(refs, header.metadata, source.close)
+    aliases = {name: kept for name, kept in header.metadata.items() if _is_alias(name, kept, refs)}
+    refs.update({name: refs[kept].renamed(name) for name, kept in aliases.items()})
+    return Catalog(refs, header.metadata, source.close, beside=Beside(aliases=aliases))
 
 
 def _header_length(source: "Source", limits: Limits) -> int:
@@ -192,9 +191,9 @@ def _refs(
         if 4 * len(name) > limits.name_bytes:  # no character takes more than four bytes
             size = len(name.encode("utf-8", "surrogatepass"))
             limits.check("name_bytes", size, f"{label}: bytes of the name {_short(name)}")
-        limits.check(
-            "rank", len(entry.shape or ()), f"{label}: dimensions of tensor {_short(name)}"
-        )
+        shape = entry.shape or ()
+        if len(shape) > limits.rank:
+            limits.check("rank", len(shape), f"{label}: dimensions of tensor {_short(name)}")
         begin, end = entry.data_offsets or (0, 0)
         if not 0 <= begin <= end <= data_bytes:
             raise LayoutError(
@@ -202,7 +201,7 @@ def _refs(
                 source=label,
             )
         try:
-            spec = TensorSpec(name, dtype, entry.shape or ())
+            spec = TensorSpec(name, dtype, shape)
             refs[name] = StoredRef(spec, source, Span(data_start + begin, end - begin))
         except FormatError as error:
             raise type(error)(str(error), source=label) from error

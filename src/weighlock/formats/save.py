@@ -129,14 +129,13 @@ def own_metadata(catalog: Catalog) -> dict[str, str]:
 
     Shards say it each for themselves: what all of them agree on counts.
     """
-    shards = [shard.metadata.items() for shard in catalog.shards().values()]
-    agreed = dict(shards[0]) if shards else {}
-    for items in shards[1:]:
-        agreed = {key: value for key, value in agreed.items() if (key, value) in items}
+    shards = list(catalog.shards().values())
+    agreed = dict(shards[0].metadata) if shards else {}
+    for shard in shards[1:]:
+        agreed = dict(agreed.items() & shard.metadata.items())
+    dropped = {"total_size", *catalog.aliases, *(name for s in shards for name in s.aliases)}
     return {
-        key: value
-        for key, value in {**agreed, **catalog.metadata}.items()
-        if key != "total_size" and not (key in catalog and value in catalog)
+        key: value for key, value in {**agreed, **catalog.metadata}.items() if key not in dropped
     }
 
 

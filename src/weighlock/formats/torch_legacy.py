@@ -65,7 +65,7 @@ def open_torch_legacy(source: "Source", limits: Limits | None = None) -> Catalog
         return Place(source, Span(start, storage.available * storage.width))
 
     refs, unreadable = make_refs(tree.tensors, place_of, swap=False, label=source.label)
-    beside = Beside(tree.extras, notes, unreadable, pickle.globals)
+    beside = Beside({}, tree.extras, notes, unreadable, pickle.globals)
     return Catalog(refs, None, source.close, beside=beside)
 
 

@@ -51,7 +51,7 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
     refs, unreadable = make_refs(
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
     )
-    beside = Beside(tree.extras, tree.notes, unreadable, pickle.globals, archive.check)
+    beside = Beside({}, tree.extras, tree.notes, unreadable, pickle.globals, archive.check)
     return Catalog(refs, None, source.close, beside=beside)
 
 

@@ -31,8 +31,9 @@ class LoadReport:
 
 @dataclass(frozen=True, slots=True)
 class Beside:
-    """What a file holds beside its tensors; a safetensors file has none of it."""
+    """What a file holds beside tensors and metadata; the properties of `Catalog` tell."""
 
+    aliases: Mapping[str, str] = field(default_factory=dict)
     extras: Mapping[Any, Any] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
     unreadable: Mapping[str, str] = field(default_factory=dict)
@@ -107,6 +108,11 @@ class Catalog(Mapping[str, TensorRef]):
     def metadata(self) -> Mapping[str, str]:
         """What the file says about itself beside its tensors."""
         return self._metadata
+
+    @property
+    def aliases(self) -> Mapping[str, str]:
+        """Names that the metadata of a file gives to tensors it holds under another name."""
+        return self._beside.aliases
 
     @property
     def extras(self) -> Mapping[Any, Any]:

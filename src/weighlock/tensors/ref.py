@@ -87,8 +87,10 @@ class TensorRef(ABC):
             self._fill(array)
             return array
         array = _as_target(self.spec, out)
-        if array.dtype == np.uint8 and self.dtype is DType.F4:
-            self._fill_bytes(byte_view(array))
+        if array.dtype == np.uint8 and self.dtype is DType.F4:  # pairs, as torch has them
+            packed = array if array.flags.c_contiguous else empty(array.shape, array.dtype)
+            self._fill_bytes(byte_view(packed))
+            array[...] = packed
         elif array.flags.c_contiguous:
             self._fill(array)
         else:
@@ -180,16 +182,19 @@ def _as_target(spec: TensorSpec, out: object) -> Array:
     if isinstance(out, np.ndarray):
         array: Array = out
     elif isinstance(out, (bytearray, memoryview)):
-        flat = memoryview(out).cast("B")
-        if flat.nbytes != spec.nbytes:
+        view = memoryview(out)
+        if view.nbytes != spec.nbytes or not view.c_contiguous:
             raise LayoutError(
-                f"tensor {spec.name!r} takes {spec.nbytes:,} bytes, out= has {flat.nbytes:,}"
+                f"tensor {spec.name!r} takes {spec.nbytes:,} bytes, out= has {view.nbytes:,}"
+                + ("" if view.c_contiguous else ", with gaps between them")
             )
+        if view.readonly:
+            raise LayoutError(f"tensor {spec.name!r}: out= is read-only")
+        if view.nbytes == 0:
+            return empty(_loaded_shape(spec), spec.dtype.numpy)
+        flat = view.cast("B")
         array = np.frombuffer(flat, np.uint8)
-        if array.flags.writeable:
-            return (
-                array if spec.dtype.is_packed else array.view(spec.dtype.numpy).reshape(spec.shape)
-            )
+        return array if spec.dtype.is_packed else array.view(spec.dtype.numpy).reshape(spec.shape)
     else:
         from weighlock.tensors.torch import as_target
 

@@ -66,17 +66,26 @@ def _expand(keys: tuple[object, ...], rank: int) -> "list[SupportsIndex | slice]
             if after is not None:
                 raise IndexError("an index can hold only one '...'")
             after = []
-        elif isinstance(key, bool) or not (isinstance(key, slice) or hasattr(key, "__index__")):
-            raise IndexError(
-                f"cannot read by {key!r}: a tensor on disk takes ints, slices and '...';"
-                " load() it first for anything else"
-            )
         else:
-            (before if after is None else after).append(key)
+            (before if after is None else after).append(_checked(key))
     given = len(before) + len(after or ())
     if given > rank:
         raise IndexError(f"{given} indices for a tensor of {rank} dimensions")
     return [*before, *[slice(None)] * (rank - given), *(after or ())]
+
+
+def _checked(key: object) -> "SupportsIndex | slice":
+    if isinstance(key, slice):
+        return key
+    try:
+        if not isinstance(key, bool):
+            return operator.index(key)  # type: ignore[arg-type]
+    except TypeError:
+        pass
+    raise IndexError(
+        f"cannot read by a {type(key).__name__}: a tensor on disk takes ints, slices and '...'; "
+        "load() it first for anything else"
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ import numpy as np
 from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.tensors.arrays import Array, byte_view
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.ref import PIECE_BYTES, TensorRef
+from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
 from weighlock.tensors.slicing import Index, narrow
 from weighlock.tensors.spec import Layout, TensorSpec
 
@@ -158,6 +158,10 @@ class TorchRef(TensorRef):
         if dtype is DType.F4 and shape:
             shape = (*shape[:-1], shape[-1] * 2)
         return cls(TensorSpec(name, dtype, shape), tensor)
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # As an array: torch cannot pickle its small float types, nor is it needed to read them.
+        return ArrayRef, (self.spec, np.ascontiguousarray(self.load()).reshape(self.shape))
 
     @property
     def is_plain(self) -> bool:
