@@ -19,7 +19,7 @@ from weighlock.errors import WeighlockError
 
 __all__ = ["main"]
 
-_VERBS = ("ls", "info", "convert", "verify", "diff", "demo")
+_VERBS = ("ls", "info", "convert", "verify", "diff", "scan", "demo")
 
 
 class _Verbs(click.Group):

@@ -1,5 +1,6 @@
 """`weighlock convert`: weights into safetensors, streaming."""
 
+import fnmatch
 import os
 import re
 from collections.abc import Sequence
@@ -9,7 +10,7 @@ import click
 import weighlock
 from weighlock.cli.shared import DTYPE, SIZE, json_option, print_json, progress_bar, weights
 from weighlock.cli.text import escaped, size
-from weighlock.errors import DiskError, LayoutError
+from weighlock.errors import DiskError, LayoutError, UnsupportedDType
 from weighlock.formats.save import own_metadata, save
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
@@ -43,6 +44,11 @@ __all__ = ["command"]
     help="Write a tensor of several names once for each, or once.",
 )
 @click.option("--metadata", "texts", multiple=True, metavar="KEY=TEXT", help="Add metadata.")
+@click.option(
+    "--skip-unsupported",
+    is_flag=True,
+    help="Leave out what safetensors cannot hold, instead of refusing.",
+)
 @click.option("-f", "--force", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
 @json_option
@@ -55,6 +61,7 @@ def command(
     max_shard_size: int | None,
     tied: str,
     texts: Sequence[str],
+    skip_unsupported: bool,
     force: bool,
     no_sync: bool,
     as_json: bool,
@@ -67,6 +74,15 @@ def command(
         raise DiskError(f"{target}: exists; --force replaces it")
     with weighlock.open(source) as catalog:
         chosen = _chosen(catalog, patterns, renames, dtype)
+        skipped = _unsupported(chosen, patterns)
+        if skipped and not skip_unsupported:
+            name, reason = next(iter(skipped.items()))
+            raise UnsupportedDType(
+                f"{source}: tensor {name!r} cannot be written: {reason}; "
+                f"--skip-unsupported leaves out {len(skipped)}"
+            )
+        chosen = chosen.only(name for name in chosen if name not in skipped)
+        shared = _shared_names(chosen)
         total = sum(ref.nbytes for ref in chosen.values()) if tied == "copy" else chosen.nbytes
         with progress_bar(f"{source} → {target}", total) as progress:
             save(
@@ -79,8 +95,14 @@ def command(
                 progress=progress,
             )
     if as_json:
-        print_json({"source": source, "target": target, "tensors": len(chosen), "bytes": total})
+        facts = {"source": source, "target": target, "tensors": len(chosen), "bytes": total}
+        print_json({**facts, "skipped": skipped, "tied": shared})
     else:
+        for name, reason in skipped.items():
+            click.echo(f"left out: {escaped(name)}: {escaped(reason)}")
+        if shared:
+            how = "written once for each name" if tied == "copy" else "written once"
+            click.echo(f"{len(shared)} names share their tensor with another: {how}")
         click.echo(f"{escaped(target)}: {len(chosen):,} tensors, {size(total)}")
 
 
@@ -102,6 +124,30 @@ def _chosen(
     return catalog.map(
         lambda ref: ref if not ref.dtype.is_float or ref.dtype.is_packed else CastRef.of(ref, dtype)
     )
+
+
+def _unsupported(catalog: Catalog, patterns: Sequence[str]) -> dict[str, str]:
+    """What a safetensors file cannot hold, and why."""
+    found = {
+        name: reason
+        for name, reason in catalog.unreadable.items()
+        if not patterns or any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    }
+    for name, ref in catalog.items():
+        if not ref.dtype.in_safetensors:
+            found[name] = f"safetensors has no type for {ref.dtype}"
+    return found
+
+
+def _shared_names(catalog: Catalog) -> dict[str, str]:
+    """Names whose tensor goes by an earlier name too, and that name."""
+    first: dict[object, str] = {}
+    shared: dict[str, str] = {}
+    for name, ref in catalog.items():
+        kept = first.setdefault(ref.identity(), name) if ref.nbytes else name
+        if kept != name:
+            shared[name] = kept
+    return shared
 
 
 def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:

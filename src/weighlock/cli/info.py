@@ -3,10 +3,11 @@
 from collections import Counter
 
 import click
+import msgspec
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json, weights
-from weighlock.cli.text import columns, escaped, quantity, size
+from weighlock.cli.shared import json_option, print_json, print_notes, weights
+from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
 from weighlock.tensors.catalog import Catalog
 
 __all__ = ["command"]
@@ -19,6 +20,7 @@ def command(path: str, as_json: bool) -> None:
     """Show totals of PATH: parameters, bytes per dtype, metadata, shards."""
     with weighlock.open(path) as catalog:
         facts = _facts(path, catalog)
+        print_notes(catalog)
     if as_json:
         print_json(facts)
     else:
@@ -54,6 +56,8 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
             for name, shard in catalog.shards().items()
         },
         "metadata": dict(catalog.metadata),
+        "unreadable": dict(catalog.unreadable),
+        "extras": as_json_value(catalog.extras),
     }
 
 
@@ -80,6 +84,14 @@ def _show(facts: dict[str, object]) -> None:
             click.echo(f"\n{title}")
             for key, value in pairs.items():
                 shown = escaped(value)
-                click.echo(
-                    f"  {escaped(key)} {sign} {shown[:200]}{'…' if len(shown) > 200 else ''}"
-                )
+                click.echo(f"  {escaped(key)} {sign} {_cut(shown)}")
+    extras: dict[str, object] = facts["extras"]  # type: ignore[assignment]
+    if extras:
+        click.echo("\nextras")
+        for key, content in extras.items():
+            shown = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+            click.echo(f"  {escaped(key)} : {_cut(escaped(shown))}")
+
+
+def _cut(text: str) -> str:
+    return text if len(text) <= 200 else f"{text[:200]}…"

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 import click
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json, weights
+from weighlock.cli.shared import json_option, print_json, print_notes, weights
 from weighlock.cli.text import columns, escaped, quantity, size
 from weighlock.tensors.ref import TensorRef
 
@@ -26,6 +26,7 @@ def command(path: str, patterns: tuple[str, ...], fold: bool, as_json: bool) -> 
     with weighlock.open(path) as catalog:
         chosen = catalog.select(*patterns) if patterns else catalog
         refs = list(chosen.values())
+        print_notes(catalog)
         if as_json:
             print_json(_folded_facts(refs) if fold else [_facts(ref) for ref in refs])
             return

@@ -1,6 +1,7 @@
 """What several verbs need: parameters, JSON output, progress. Knows click and, on demand, rich."""
 
 import contextlib
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -11,9 +12,10 @@ import msgspec
 
 from weighlock.cli.text import escaped, parse_size, size
 from weighlock.errors import UnsupportedDType
+from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["DTYPE", "SIZE", "json_option", "print_json", "progress_bar", "weights"]
+__all__ = ["DTYPE", "SIZE", "json_option", "print_json", "print_notes", "progress_bar", "weights"]
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]
@@ -51,6 +53,14 @@ def weights(name: str) -> Callable[[Any], Any]:
     return click.argument(name, type=click.Path())
 
 
+def print_notes(catalog: Catalog) -> None:
+    """Tell on stderr what a reader of the catalog should know."""
+    for note in catalog.notes:
+        click.echo(f"note: {escaped(note)}", err=True)
+    for name, reason in catalog.unreadable.items():
+        click.echo(f"note: {escaped(name)} is left out: {escaped(reason)}", err=True)
+
+
 def print_json(value: object) -> None:
     """Print a value as indented JSON; text from files is escaped by the format itself."""
     if isinstance(value, list):  # one line for each, as grep likes it
@@ -59,7 +69,7 @@ def print_json(value: object) -> None:
     else:
         text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
     # JSON leaves DEL and the C1 controls as they are; terminals do not.
-    click.echo("".join(c if c.isprintable() or c == "\n" else f"\\u{ord(c):04x}" for c in text))
+    click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 
 
 @contextlib.contextmanager

@@ -1,8 +1,10 @@
 """Facts as text for people: escaped names, sizes, tables. Knows terminals; not tensors."""
 
-from collections.abc import Iterable, Sequence
+import decimal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
 
-__all__ = ["columns", "escaped", "parse_size", "quantity", "size"]
+__all__ = ["as_json_value", "columns", "escaped", "parse_size", "quantity", "size"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _SUFFIXES = {"": 1, "b": 1} | {
@@ -35,7 +37,7 @@ def size(count: int) -> str:
 def quantity(count: int) -> str:
     """A number of parameters as people say it: 7.24 B."""
     for limit, unit in ((1e12, "T"), (1e9, "B"), (1e6, "M")):
-        if count >= limit:
+        if count >= max(1e6, 0.9995 * limit):  # 999.9 million is said as 1 B
             return f"{count / limit:.3g} {unit}"
     return f"{count:,}"
 
@@ -52,8 +54,8 @@ def parse_size(text: str) -> int:
     if factor is None:
         raise ValueError(f"{text!r} is not a size; write 5GB, 500MiB or a number of bytes")
     try:
-        count = int(float(digits) * factor)
-    except (ValueError, OverflowError) as error:
+        count = int(decimal.Decimal(digits) * factor)
+    except (decimal.InvalidOperation, ValueError, OverflowError) as error:
         raise ValueError(
             f"{text!r} is not a size; write 5GB, 500MiB or a number of bytes"
         ) from error
@@ -74,3 +76,21 @@ def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) 
         ]
         lines.append("  ".join(cells).rstrip())
     return "\n".join(lines)
+
+
+def as_json_value(value: object, depth: int = 12) -> Any:
+    """A plain value as JSON can hold it: keys as text, bytes as a note of their length.
+
+    What is nested deeper than `depth` is left out: a checkpoint may nest as it likes.
+    """
+    if isinstance(value, Mapping):
+        if depth == 0:
+            return "…"
+        return {str(key): as_json_value(item, depth - 1) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [as_json_value(item, depth - 1) for item in value[:1000]] if depth else "…"
+    if isinstance(value, (str, bool, float, type(None))):
+        return value
+    if isinstance(value, int):
+        return value if -(2**63) <= value < 2**63 else str(value)
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)

@@ -35,6 +35,7 @@ def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
         found: dict[str, dict[str, int]] = {}
         if data:
             with progress_bar(f"reading {path}", total) as progress:
+                catalog.check()
                 for ref in {ref.identity(): ref for ref in refs}.values():
                     nan, inf = _count(ref)
                     progress(ref.nbytes)

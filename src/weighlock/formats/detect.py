@@ -15,7 +15,7 @@ from weighlock.sources.local import BytesSource, FileSource
 if TYPE_CHECKING:
     from weighlock.tensors.catalog import Catalog
 
-__all__ = ["Openable", "open_catalog"]
+__all__ = ["Openable", "open_catalog", "open_source"]
 
 Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Source"
 
@@ -46,11 +46,11 @@ def open_catalog(target: "Openable", limits: Limits | None = None) -> "Catalog":
     """
     limits = limits or Limits()
     if isinstance(target, (bytes, bytearray, memoryview)):
-        return _open_source(BytesSource(target), limits)
+        return open_source(BytesSource(target), limits)
     if isinstance(target, (str, os.PathLike)):
         return _open_path(os.fspath(target), limits)
     if isinstance(target, Source):
-        return _open_source(target, limits)
+        return open_source(target, limits)
     raise TypeError(f"cannot open a {type(target).__name__}: pass a path, bytes or a Source")
 
 
@@ -60,17 +60,25 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
     if os.path.isdir(path):
         return _open_directory(path, limits)
     if path.endswith(".index.json"):
-        return sharded.open_index(path, limits)
+        return sharded.open_index(path, limits, open_source)
     source = FileSource(path)
     try:
-        return _open_source(source, limits)
+        return open_source(source, limits)
     except BaseException:
         source.close()
         raise
 
 
+# What a directory may hold its model as. Where it holds it in two formats, the first kind counts.
+_MODELS = (
+    (".safetensors.index.json", ".safetensors"),
+    (".bin.index.json", "pytorch_model.bin"),
+    ((".pt", ".pth", ".ckpt"),),
+)
+
+
 def _open_directory(path: str, limits: Limits) -> "Catalog":
-    """The one model of a directory: its only index, or its only safetensors file."""
+    """The one model of a directory: its only index, or its only file of a kind."""
     try:
         names = sorted(os.listdir(path))
     except OSError as error:
@@ -78,24 +86,21 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
             f"{path}: cannot be listed: {error.strerror}", errno=error.errno
         ) from error
     names = [name for name in names if not name.startswith(".")]
-    indices = [name for name in names if name.endswith(".safetensors.index.json")]
-    files = [name for name in names if name.endswith(".safetensors")]
-    if len(indices) == 1:
-        return sharded.open_index(os.path.join(path, indices[0]), limits)
-    if not indices and len(files) == 1:
-        return _open_path(os.path.join(path, files[0]), limits)
-    found = indices or files
-    if not found:
-        raise FormatError(
-            "holds no *.safetensors file and no *.safetensors.index.json", source=path
-        )
-    raise FormatError(
-        f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one of them by name",
-        source=path,
-    )
+    for endings in _MODELS:
+        for ending in endings:
+            found = [name for name in names if name.endswith(ending)]
+            if len(found) == 1:
+                return _open_path(os.path.join(path, found[0]), limits)
+            if found:
+                raise FormatError(
+                    f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one by name",
+                    source=path,
+                )
+    raise FormatError("holds no model: no *.safetensors, *.bin, *.pt, *.index.json", source=path)
 
 
-def _open_source(source: Source, limits: Limits) -> "Catalog":
+def open_source(source: Source, limits: Limits) -> "Catalog":
+    """The catalog in a source, in whatever format its first bytes show."""
     buffer = bytearray(min(source.size, 512))
     source.read_into(0, memoryview(buffer))
     first = bytes(buffer)

@@ -56,12 +56,16 @@ class Planned:
     """
 
     def __init__(
-        self, specs: Sequence[TensorSpec], metadata: Mapping[str, str], limits: Limits
+        self,
+        specs: Sequence[TensorSpec],
+        metadata: Mapping[str, str],
+        limits: Limits,
+        data_order: Sequence[TensorSpec] | None = None,
     ) -> None:
         self.sealed = False
         self._limits = limits
         self._specs = {spec.name: spec for spec in specs}
-        arrangement = arrange(specs)
+        arrangement = arrange(specs if data_order is None else data_order)
         self._offsets = arrangement.offsets
         self.data_bytes = arrangement.data_bytes
         header = build_header(specs, self._offsets, {"format": "pt", **metadata}, limits=limits)

@@ -16,6 +16,7 @@ from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import SpecLike, TensorSpec
+from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
     import os
@@ -78,7 +79,7 @@ def save(
         )
     else:
         refs = (as_ref(name, value) for name, value in tensors)
-    job = _Job(durable, beside, aliases, progress, limits)
+    job = _Job(durable, beside, aliases, _positions(refs), progress, limits)
     announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
     if max_shard_bytes is None:
         with job.writer(path, announced) as writer:
@@ -97,21 +98,35 @@ class _Job:
     metadata: Mapping[str, str]
     aliases: Mapping[str, str]
     """Names that are not written, and the names of the tensors they stand for."""
+    positions: Mapping[str, int]
+    """Where tensors lie in the file they come from: written in that order, it is read straight."""
     progress: Callable[[int], None] | None
     limits: Limits
 
     def writer(self, path: "str | os.PathLike[str]", specs: list[TensorSpec] | None) -> Writer:
         """A writer for one file; its metadata holds the aliases of the tensors it gets."""
+        order = None
+        if specs is not None and self.positions:
+            order = sorted((s.name for s in specs), key=lambda name: self.positions.get(name, 0))
         names = {spec.name for spec in specs or ()}
         aliases = {alias: name for alias, name in self.aliases.items() if name in names}
         return Writer(
             path,
             specs,
+            data_order=order,
             metadata={**self.metadata, **aliases},
             durable=self.durable,
             progress=self.progress,
             limits=self.limits,
         )
+
+
+def _positions(refs: Iterable[TensorRef]) -> dict[str, int]:
+    """Offsets of tensors that all lie in one source; of any others, none."""
+    stored = [ref for ref in refs if isinstance(ref, StoredRef)] if isinstance(refs, list) else []
+    if not stored or len(stored) != len(refs) or len({id(ref.source) for ref in stored}) != 1:  # type: ignore[arg-type]
+        return {}
+    return {ref.name: ref.span.offset for ref in stored}
 
 
 def _write_all(

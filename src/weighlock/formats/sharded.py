@@ -20,6 +20,8 @@ from weighlock.tensors.ref import TensorRef
 
 __all__ = ["INDEX_NAME", "ShardedRefs", "build_index", "open_index", "shard_name"]
 
+OpenShard = Callable[[FileSource, Limits], Catalog]
+
 INDEX_NAME = "model.safetensors.index.json"
 
 
@@ -34,8 +36,15 @@ def build_index(weight_map: Mapping[str, str], total_bytes: int) -> bytes:
     return msgspec.json.format(msgspec.json.encode(index), indent=2) + b"\n"
 
 
-def open_index(path: str, limits: Limits | None = None) -> Catalog:
+def open_index(
+    path: str, limits: Limits | None = None, open_shard: "OpenShard" = open_safetensors
+) -> Catalog:
     """The catalog of a sharded model, from its index. Opens no shard.
+
+    Args:
+        path: the index.
+        limits: what the input may ask for.
+        open_shard: opens the catalog of one shard, of whatever format it is.
 
     Raises:
         FormatError: the index contradicts itself, points outside its directory, or a shard it names
@@ -55,7 +64,7 @@ def open_index(path: str, limits: Limits | None = None) -> Catalog:
     names = sorted(set(weight_map.values()))
     limits.check("shards", len(names), f"{path}: files in the index")
     places = {name: _confined(path, name) for name in names}
-    refs = ShardedRefs(weight_map, places, limits)
+    refs = ShardedRefs(weight_map, places, limits, open_shard)
     return Catalog(refs, metadata, refs.close, refs.shards)
 
 
@@ -106,18 +115,23 @@ class ShardedRefs(Mapping[str, TensorRef]):
     """
 
     def __init__(
-        self, weight_map: Mapping[str, str], places: Mapping[str, str], limits: Limits
+        self,
+        weight_map: Mapping[str, str],
+        places: Mapping[str, str],
+        limits: Limits,
+        open_shard: "OpenShard",
     ) -> None:
         self._weight_map = dict(weight_map)
         self._places = dict(places)
         self._limits = limits
+        self._open_shard = open_shard
         self._shards: dict[str, Catalog] = {}
         self._closed = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def __reduce__(self) -> "tuple[Callable[..., ShardedRefs], tuple[object, ...]]":
-        return ShardedRefs, (self._weight_map, self._places, self._limits)
+        return ShardedRefs, (self._weight_map, self._places, self._limits, self._open_shard)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weight_map)
@@ -169,7 +183,7 @@ class ShardedRefs(Mapping[str, TensorRef]):
         hold = len(self._shards) < self._limits.open_files
         source = FileSource(self._places[shard], hold=hold)
         try:
-            catalog = open_safetensors(source, self._limits)
+            catalog = self._open_shard(source, self._limits)
             for name in catalog:
                 elsewhere = self._weight_map.get(name, shard)
                 if elsewhere != shard:

@@ -85,6 +85,8 @@ class Writer:
         specs: what will be written. Given, every tensor has its place from the start, aligned to
             its element size, and exactly these must be written. Not given, tensors are laid down
             as they come.
+        data_order: the names in the order their data shall lie, elements of one width together;
+            without it, in the order of the specs. Readers list tensors in the order of the specs.
         metadata: text to store beside the tensors. `{"format": "pt"}` is added if torch tensors are
             written and it says nothing about the format itself.
         durable: survive a power loss once finished.
@@ -102,6 +104,7 @@ class Writer:
         path: "str | os.PathLike[str]",
         specs: Iterable[SpecLike] | None = None,
         *,
+        data_order: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         durable: bool = True,
         header_bytes: int = 256 * 1024,
@@ -119,9 +122,10 @@ class Writer:
         if specs is None:
             self._placement = Streamed(header_bytes, limits)
         else:
-            self._placement = Planned(
-                [TensorSpec.of(spec) for spec in specs], self._metadata, limits
-            )
+            announced = [TensorSpec.of(spec) for spec in specs]
+            by_name = {spec.name: spec for spec in announced}
+            ordered = None if data_order is None else [by_name[name] for name in data_order]
+            self._placement = Planned(announced, self._metadata, limits, ordered)
         self._new_file = functools.partial(AtomicFile, path, durable=durable, disk=disk)
         self._file = self._new_file()
         try:

@@ -151,8 +151,11 @@ class Catalog(Mapping[str, TensorRef]):
     def select(self, *patterns: str) -> "Catalog":
         """The tensors whose name matches one of the glob patterns, in this catalog's order."""
         matches = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns)).match
-        chosen = [name for name in self if patterns and matches(name)]
-        return self._with({name: self._refs[name] for name in chosen})
+        return self.only(name for name in self if patterns and matches(name))
+
+    def only(self, names: Iterable[str]) -> "Catalog":
+        """The tensors of these names, in the order given."""
+        return self._with({name: self._refs[name] for name in names})
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> "Catalog":
         """The same tensors under other names.

@@ -38,22 +38,31 @@ def check_plain(name: str, tensor: "Tensor") -> None:
 
     kind = type(tensor).__name__
     remedy = None
+    if kind in ("UninitializedParameter", "UninitializedBuffer"):
+        raise LayoutError(f"tensor {name!r} is uninitialised: run the module once first")
     if hasattr(tensor, "full_tensor"):
         remedy = f"is spread over several processes ({kind}): pass tensor.full_tensor()"
+    elif tensor.is_nested:
+        remedy = "is nested: pass tensor.values() and tensor.offsets() under names of their own"
     elif hasattr(tensor, "__tensor_flatten__") or kind in ("FakeTensor", "FunctionalTensor"):
         remedy = f"is a {kind}, which wraps other tensors: pass those, or tensor.dequantize()"
     elif tensor.is_meta:
         remedy = "has no data (it is on the meta device): load or initialise the module first"
-    elif tensor.is_nested:
-        remedy = "is nested: pass tensor.values() and tensor.offsets() under names of their own"
     elif tensor.layout is not torch.strided:
         remedy = f"is sparse ({tensor.layout}): pass tensor.to_dense(), or its parts by name"
     elif tensor.is_quantized:
         remedy = "is quantised: pass tensor.int_repr() and its scale, or tensor.dequantize()"
-    elif tensor.numel() and tensor.untyped_storage().data_ptr() == 0:
+    elif tensor.numel() and not _has_memory(tensor):
         remedy = f"is a {kind} without memory of its own: pass the tensors it wraps"
     if remedy:
         raise LayoutError(f"tensor {name!r} {remedy}")
+
+
+def _has_memory(tensor: "Tensor") -> bool:
+    try:
+        return bool(tensor.untyped_storage().data_ptr())
+    except RuntimeError:  # torch's way of saying that there is none
+        return False
 
 
 def from_bytes(buffer: Array, spec: TensorSpec, device: object = None) -> "Tensor":
