@@ -1,6 +1,7 @@
 """`python -m benchmarks [--quick] [--only NAME …] [--repeats N] [--output FILE]`."""
 
 import argparse
+import importlib.util
 import os
 import shutil
 import sys
@@ -17,7 +18,7 @@ def main():
     parser.add_argument(
         "--quick",
         action="store_true",
-        help="small sizes, two repeats, this environment, no report: shows that everything runs",
+        help="small sizes, one repeat, this environment, no report: shows that everything runs",
     )
     parser.add_argument("--only", nargs="+", choices=list(workloads.ALL), help="these workloads")
     parser.add_argument("--repeats", type=int, default=5)
@@ -26,14 +27,17 @@ def main():
     options = parser.parse_args()
     if not options.quick:
         environment.enter()
-    model, repeats = (QUICK, 2) if options.quick else (FULL, options.repeats)
+    model, repeats = (QUICK, 1) if options.quick else (FULL, options.repeats)
     root = options.directory or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
     directory = tempfile.mkdtemp(prefix="weighlock-bench-", dir=root)
     tables, missed, ran = [], [], 0
     try:
-        source = model.file(directory)
         for name in options.only or workloads.ALL:
             workload = workloads.ALL[name]
+            if workload.source != "safetensors" and importlib.util.find_spec("torch") is None:
+                print(f"{name}: skipped: not installed: torch", flush=True)
+                continue
+            source = model.file(directory, workload.source)
             print(f"{name}: {workload.title}", flush=True)
             samples, skipped = run_workload(
                 workload,

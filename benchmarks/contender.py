@@ -57,5 +57,7 @@ class Workload:
     bars: tuple[Bar, ...] = ()
     memory_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory a contender may add."""
+    source: str = "safetensors"
+    """The kind of file the work starts from: safetensors, zip or legacy (of torch)."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()
     """(ours, other, seconds): ours takes at most so much longer than the other."""

@@ -75,8 +75,10 @@ class Model:
             for name, array in self.arrays().items()
         }
 
-    def file(self, directory):
-        """A safetensors file of the model, made once for each directory."""
+    def file(self, directory, kind="safetensors"):
+        """A file of the model, made once for each directory; torch's kinds are made by torch."""
+        if kind != "safetensors":
+            return self._torch_file(directory, kind)
         path = os.path.join(directory, "model.safetensors")
         if not os.path.exists(path):
             header, offset = {}, 0
@@ -96,6 +98,14 @@ class Model:
                 for array in arrays.values():
                     file.write(array)
             os.rename(path + ".new", path)
+        return path
+
+    def _torch_file(self, directory, kind):
+        path = os.path.join(directory, f"model-{kind}.pt")
+        if not os.path.exists(path):
+            import torch
+
+            torch.save(self.tensors(), path, _use_new_zipfile_serialization=kind == "zip")
         return path
 
 

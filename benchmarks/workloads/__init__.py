@@ -1,6 +1,13 @@
 """What is measured: one module per piece of work. Adding one is adding a line here."""
 
-from benchmarks.workloads import convert, load_all, open_one, save, transformers_load
+from benchmarks.workloads import (
+    checkpoints,
+    convert,
+    load_all,
+    open_one,
+    save,
+    transformers_load,
+)
 
 __all__ = ["ALL"]
 
@@ -13,5 +20,6 @@ ALL = {
         convert.WORKLOAD,
         open_one.WORKLOAD,
         transformers_load.WORKLOAD,
+        *checkpoints.ALL,
     )
 }

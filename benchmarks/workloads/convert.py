@@ -4,14 +4,14 @@ import os
 
 from benchmarks.contender import Bar, Contender, Job, Workload
 
-__all__ = ["WORKLOAD"]
+__all__ = ["WORKLOAD", "copy_file_range", "prepare_paths", "same_tensors"]
 
 
-def _prepare(job: Job):
+def prepare_paths(job: Job):
     return job.source, os.path.join(job.directory, "out.safetensors")
 
 
-def _check(job, prepared, result):
+def same_tensors(job, prepared, result):
     expected = job.model.arrays()
     path = prepared[1]
     with open(path, "rb") as file:
@@ -25,7 +25,7 @@ def _check(job, prepared, result):
             assert file.read(end - begin) == array.tobytes(), name
 
 
-def _copy_file_range(prepared):
+def copy_file_range(prepared):
     source, target = (
         os.open(prepared[0], os.O_RDONLY),
         os.open(prepared[1], os.O_RDWR | os.O_CREAT),
@@ -53,7 +53,7 @@ def _prepare_weighlock(job: Job):
     import weighlock.formats.detect
     import weighlock.formats.save
 
-    return (*_prepare(job), weighlock)
+    return (*prepare_paths(job), weighlock)
 
 
 def _weighlock(prepared):
@@ -65,7 +65,7 @@ def _prepare_safetensors(job: Job):
     import safetensors.torch
     import torch  # noqa: F401
 
-    return (*_prepare(job), safetensors.torch)
+    return (*prepare_paths(job), safetensors.torch)
 
 
 def _safetensors(prepared):
@@ -77,16 +77,16 @@ WORKLOAD = Workload(
     "convert",
     "Copy a file's tensors into a new file",
     (
-        Contender("limit: copy_file_range", _copy_file_range, _prepare, _check),
-        Contender("pread + write, 1 MiB", _pread_write, _prepare, _check),
+        Contender("limit: copy_file_range", copy_file_range, prepare_paths, same_tensors),
+        Contender("pread + write, 1 MiB", _pread_write, prepare_paths, same_tensors),
         Contender(
             "safetensors load_file + save_file",
             _safetensors,
             _prepare_safetensors,
-            _check,
+            same_tensors,
             ("safetensors", "torch"),
         ),
-        Contender("weighlock", _weighlock, _prepare_weighlock, _check),
+        Contender("weighlock", _weighlock, _prepare_weighlock, same_tensors),
     ),
     (Bar("weighlock", "limit: copy_file_range", 0.9),),
     {"weighlock": 64},

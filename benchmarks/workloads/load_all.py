@@ -5,7 +5,7 @@ import threading
 
 from benchmarks.contender import Bar, Contender, Job, Workload
 
-__all__ = ["WORKLOAD"]
+__all__ = ["WORKLOAD", "check_arrays", "check_tensors"]
 
 
 def _prepare_limit(job: Job):
@@ -55,17 +55,17 @@ def _two_threads(prepared):
     return result
 
 
-def _check_arrays(job, prepared, result):
+def check_arrays(job, prepared, result):
     expected = job.model.arrays()
     assert result.keys() == expected.keys()
     for name, array in expected.items():
         assert (result[name].view("u2").reshape(-1) == array.reshape(-1)).all(), name
 
 
-def _check_tensors(job, prepared, result):
+def check_tensors(job, prepared, result):
     import torch
 
-    _check_arrays(job, prepared, {n: t.view(torch.uint16).numpy() for n, t in result.items()})
+    check_arrays(job, prepared, {n: t.view(torch.uint16).numpy() for n, t in result.items()})
 
 
 def _prepare_safetensors(job: Job):
@@ -102,18 +102,18 @@ WORKLOAD = Workload(
     "load",
     "Load every tensor into owned memory",
     (
-        Contender("limit: preadv, 2 threads", _two_threads, _prepare_limit, _check_arrays),
-        Contender("limit: preadv, 1 thread", _one_thread, _prepare_limit, _check_arrays),
+        Contender("limit: preadv, 2 threads", _two_threads, _prepare_limit, check_arrays),
+        Contender("limit: preadv, 1 thread", _one_thread, _prepare_limit, check_arrays),
         Contender(
             "safetensors load_file + clone",
             _safetensors,
             _prepare_safetensors,
-            _check_tensors,
+            check_tensors,
             ("safetensors", "torch"),
         ),
-        Contender("weighlock, ref by ref", _weighlock, _prepare_weighlock, _check_arrays),
+        Contender("weighlock, ref by ref", _weighlock, _prepare_weighlock, check_arrays),
         Contender(
-            "weighlock, catalog.load()", _weighlock_catalog, _prepare_weighlock, _check_arrays
+            "weighlock, catalog.load()", _weighlock_catalog, _prepare_weighlock, check_arrays
         ),
     ),
     (
