@@ -1,0 +1,201 @@
+"""The command as a whole: help, exit codes, errors, pipes, terminals."""
+
+import os
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+from cli_checks import assert_refused, assert_wrong_usage, at_once, layers, save, succeeded
+
+import weighlock
+
+VERBS = ["ls", "info", "convert", "verify", "diff", "demo"]
+COMMAND = [sys.executable, "-m", "weighlock"]
+
+
+@pytest.fixture
+def path(tmp_path):
+    return save(tmp_path / "a.safetensors", layers())
+
+
+def test_help_names_every_verb(weighlock_command):
+    for option in ("--help", "-h"):
+        text = succeeded(weighlock_command(option))
+        assert text.startswith("Usage:")
+        for verb in VERBS:
+            assert f"\n  {verb}" in text
+
+
+def test_every_verb_has_a_help_text(weighlock_command):
+    for verb, result in at_once(lambda verb: weighlock_command(verb, "--help"), VERBS):
+        text = succeeded(result)
+        lines = [line.strip() for line in text.splitlines() if line.strip()]
+        assert lines[0].startswith("Usage:")
+        assert f" {verb} " in lines[0]
+        assert len(lines[1]) > 20
+        for line in lines:
+            if line.startswith("--"):
+                assert len(line.split()) > 1, f"{verb}: {line} is not explained"
+        assert ("--json" in text) == (verb != "demo")
+
+
+def test_version(weighlock_command):
+    assert weighlock.__version__ in succeeded(weighlock_command("--version"))
+
+
+def test_the_installed_script_is_the_same_command(path):
+    script = os.path.join(os.path.dirname(sys.executable), "weighlock")
+    if not os.path.exists(script):
+        pytest.skip("the package is not installed as a script")
+    result = subprocess.run([script, "ls", path], capture_output=True, text=True, timeout=60)
+    assert succeeded(result).endswith("7 tensors, 92 elements, 368 B\n")
+
+
+def test_wrong_usage_exits_with_2(weighlock_command):
+    wrong = [
+        "nonsense",
+        "ls",
+        "ls --nonsense a",
+        "convert a",
+        "diff a",
+        "diff a b c",
+        "info",
+        "info a b",
+        "verify",
+        "--nonsense",
+    ]
+    for _, result in at_once(lambda words: weighlock_command(*words.split()), wrong):
+        assert_wrong_usage(result)
+
+
+def test_no_verb_shows_help(weighlock_command):
+    result = weighlock_command()
+    assert result.returncode in (0, 2)
+    assert "Usage:" in result.stdout + result.stderr
+    assert "Traceback" not in result.stderr
+
+
+def test_an_error_is_one_line_on_stderr(weighlock_command, tmp_path):
+    wrong = [
+        ["ls", "missing"],
+        ["ls", "missing", "--json"],
+        ["info", "missing"],
+        ["verify", "missing"],
+        ["verify", "--data", "missing"],
+        ["diff", "missing", "other"],
+        ["convert", "missing", "out"],
+        ["ls", ""],
+        ["ls", "."],
+    ]
+    for _, result in at_once(lambda words: weighlock_command(*words, cwd=tmp_path), wrong):
+        assert_refused(result)
+    assert list(tmp_path.iterdir()) == []
+
+
+def closed_early(*arguments):
+    """Run with a reader that goes away before anything is written."""
+    read, write = os.pipe()
+    os.close(read)
+    result = subprocess.run(
+        [*COMMAND, *map(str, arguments)],
+        stdout=write,
+        stderr=subprocess.PIPE,
+        text=True,
+        timeout=60,
+    )
+    os.close(write)
+    return result
+
+
+def test_a_reader_that_goes_away_is_no_reason_to_complain(path):
+    cases = [["ls"], ["ls", "--json"], ["info"], ["verify"]]
+    for _, result in at_once(lambda words: closed_early(*words, path), cases):
+        assert result.stderr == ""
+        assert result.returncode != 0
+
+
+def test_head_takes_what_it_wants(tmp_path):
+    many = save(tmp_path / "many", {f"tensor.{n}": np.zeros(1, np.uint8) for n in range(5000)})
+    command = " ".join([*COMMAND, "ls", str(many)])
+    result = subprocess.run(
+        f"{command} | head -n 2", shell=True, capture_output=True, text=True, timeout=60
+    )
+    assert len(result.stdout.splitlines()) == 2
+    assert result.stderr == ""
+
+
+def test_a_closed_standard_output(path):
+    def run(words):
+        command = " ".join([*COMMAND, *words, str(path), ">&-"])
+        return subprocess.run(command, shell=True, capture_output=True, text=True, timeout=60)
+
+    for _, result in at_once(run, [["ls"], ["ls", "--json"], ["info"], ["verify"]]):
+        assert "Traceback" not in result.stderr
+        assert len(result.stderr.splitlines()) <= 1
+
+
+def test_a_full_disk_behind_standard_output(path):
+    if not os.path.exists("/dev/full"):
+        pytest.skip("there is no /dev/full")
+    with open("/dev/full", "w") as full:
+        result = subprocess.run(
+            [*COMMAND, "ls", path], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
+        )
+    assert result.returncode == 1
+    assert result.stderr == "weighlock: [Errno 28] No space left on device\n"
+
+
+def on_a_terminal(*arguments):
+    """Run with a terminal for stderr, where progress bars are shown; returns what it got."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    said = process.stdout.read()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0, shown
+    return said, shown.decode()
+
+
+def test_a_terminal_sees_progress_and_standard_output_does_not(path, tmp_path):
+    target = tmp_path / "[red]out.safetensors"
+    said, shown = on_a_terminal("convert", path, target, "--no-sync")
+    assert said == f"{target}: 7 tensors, 368 B\n"
+    assert "[red]out.safetensors" in shown
+    assert "368 B in" in shown
+    assert "Traceback" not in shown
+    said, shown = on_a_terminal("verify", "--data", target)
+    assert said.count("\n") == 1
+    assert "Traceback" not in shown
+
+
+@pytest.mark.slow
+def test_the_demo_runs_and_cleans_up(weighlock_command, tmp_path):
+    result = weighlock_command(
+        "demo", "--size", "20MB", env={**os.environ, "TMPDIR": str(tmp_path)}
+    )
+    said = succeeded(result)
+    assert "all equal" in said
+    assert "Memory at the peak" in said
+    assert list(tmp_path.iterdir()) == []
+    kept = tmp_path / "kept"
+    succeeded(weighlock_command("demo", "--size", "20MB", "--keep", kept))
+    assert sorted(entry.name for entry in kept.iterdir()) == ["model.safetensors", "sharded"]
+    succeeded(weighlock_command("verify", "--data", "--finite", kept / "model.safetensors"))
+    assert_refused(weighlock_command("demo", "--size", "20MB", "--keep", kept), "kept")

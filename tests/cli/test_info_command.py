@@ -1,0 +1,104 @@
+"""`weighlock info` as a real process."""
+
+import json
+import os
+
+import ml_dtypes
+import numpy as np
+from cli_checks import ESCAPES, assert_refused, layers, save, succeeded
+
+
+def test_a_single_file(tmp_path, weighlock_command):
+    arrays = {
+        "a": np.zeros((1000, 2), ml_dtypes.bfloat16),
+        "b": np.zeros(10, ml_dtypes.bfloat16),
+        "c": np.zeros(3, np.int64),
+    }
+    path = save(tmp_path / "a.safetensors", arrays, metadata={"step": "7", "long": "x" * 500})
+    facts = json.loads(succeeded(weighlock_command("info", path, "--json")))
+    assert facts == {
+        "path": str(path),
+        "tensors": 3,
+        "parameters": 2013,
+        "bytes": 4044,
+        "dtypes": {
+            "BF16": {"tensors": 2, "parameters": 2010, "bytes": 4020},
+            "I64": {"tensors": 1, "parameters": 3, "bytes": 24},
+        },
+        "tied": {},
+        "shards": {},
+        "metadata": {"step": "7", "long": "x" * 500},
+    } | {key: facts[key] for key in facts if key not in INFO_KEYS}
+    text = succeeded(weighlock_command("info", path))
+    assert "4,044 (4.04 kB)" in text
+    assert "2,013" in text
+    assert "step : 7" in text
+    assert max(map(len, text.splitlines())) < 300
+
+
+INFO_KEYS = {"path", "tensors", "parameters", "bytes", "dtypes", "tied", "shards", "metadata"}
+
+
+def test_a_sharded_model(tmp_path, weighlock_command):
+    save(tmp_path / "model", layers(), max_shard_bytes=150, metadata={"step": "7"})
+    facts = json.loads(succeeded(weighlock_command("info", tmp_path / "model", "--json")))
+    assert facts["tensors"] == 7
+    assert facts["bytes"] == 128 + 3 * 80
+    shards = facts["shards"]
+    assert list(shards) == sorted(shards)
+    assert sum(shard["tensors"] for shard in shards.values()) == 7
+    assert sum(shard["bytes"] for shard in shards.values()) == facts["bytes"]
+    text = succeeded(weighlock_command("info", tmp_path / "model"))
+    for name in shards:
+        assert name in text
+
+
+def test_tied_tensors_count_once_and_are_told(tmp_path, weighlock_command):
+    array = np.zeros((4, 4), np.float32)
+    tensors = {"embed": array, "head": array, "other": array.copy()}
+    path = save(tmp_path / "a.safetensors", tensors, tied="alias")
+    facts = json.loads(succeeded(weighlock_command("info", path, "--json")))
+    assert facts["tensors"] == 3
+    assert facts["parameters"] == 32
+    assert facts["bytes"] == 128
+    assert facts["tied"] == {"head": "embed"}
+    assert "head = embed" in succeeded(weighlock_command("info", path))
+
+
+def test_a_file_of_nothing(tmp_path, weighlock_command):
+    path = save(tmp_path / "a.safetensors", {})
+    facts = json.loads(succeeded(weighlock_command("info", path, "--json")))
+    assert (facts["tensors"], facts["parameters"], facts["bytes"]) == (0, 0, 0)
+    succeeded(weighlock_command("info", path))
+
+
+def test_text_from_a_file_cannot_move_a_terminal(tmp_path, weighlock_command):
+    array = np.zeros(4)
+    path = save(
+        tmp_path / "a.safetensors",
+        {"embed": array, ESCAPES: array},
+        tied="alias",
+        metadata={f"key {ESCAPES}": f"value {ESCAPES}", "\U000e0001": "\u2028"},
+    )
+    text = succeeded(weighlock_command("info", path))
+    assert r"\x1b[31mred" in text
+    facts = json.loads(succeeded(weighlock_command("info", path, "--json")))
+    assert facts["metadata"][f"key {ESCAPES}"] == f"value {ESCAPES}"
+    assert facts["metadata"]["\U000e0001"] == "\u2028"
+    assert facts["tied"] == {ESCAPES: "embed"}
+
+
+def test_a_path_that_is_not_unicode(tmp_path, weighlock_command):
+    save(tmp_path / "a.safetensors", {"a": np.zeros(3)})
+    path = os.path.join(os.fsencode(tmp_path), b"\xff.safetensors")
+    os.rename(tmp_path / "a.safetensors", path)
+    name = os.fsdecode(path)
+    for verb in (["info"], ["verify"], ["ls"], ["verify", "--data"]):
+        succeeded(weighlock_command(*verb, name))
+        json.loads(succeeded(weighlock_command(*verb, name, "--json")))
+
+
+def test_what_is_broken_says_so(tmp_path, weighlock_command):
+    path = save(tmp_path / "a.safetensors", layers())
+    os.truncate(path, os.path.getsize(path) - 1)
+    assert_refused(weighlock_command("info", path), "a.safetensors")

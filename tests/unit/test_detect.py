@@ -1,0 +1,153 @@
+"""What can be opened, and what is said of what cannot."""
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+from unit_samples import Memory, descriptors_of, encode
+
+import weighlock
+from weighlock.errors import FormatError, SourceError, TruncatedFile
+from weighlock.sources.local import FileSource
+
+CONTENT = encode({"a": ("U8", (3,), b"abc")}, {"step": "7"})
+
+
+@pytest.fixture
+def path(tmp_path):
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(CONTENT)
+    return path
+
+
+@pytest.mark.parametrize(
+    "made",
+    [
+        str,
+        Path,
+        lambda path: path.parent,
+        lambda path: f"{path.parent}/",
+        lambda path: path.read_bytes(),
+        lambda path: bytearray(path.read_bytes()),
+        lambda path: memoryview(path.read_bytes()),
+        lambda path: memoryview(np.fromfile(path, np.uint8)),
+        lambda path: Memory(path.read_bytes()),
+        FileSource,
+    ],
+    ids=["str", "Path", "directory", "slash", "bytes", "bytearray", "view", "numpy", "own", "file"],
+)
+def test_everything_that_can_be_opened(path, made):
+    with weighlock.open(made(path)) as catalog:
+        assert list(catalog) == ["a"]
+        assert catalog["a"].load().tobytes() == b"abc"
+        assert dict(catalog.metadata) == {"step": "7"}
+
+
+def test_a_source_of_one_s_own_is_closed_with_the_catalog(path):
+    source = Memory(path.read_bytes())
+    weighlock.open(source).close()
+    assert source.closed
+
+
+def test_opening_reads_the_header_and_nothing_else():
+    source = Memory(encode({"a": ("U8", (1000,), bytes(1000))}))
+    catalog = weighlock.open(source)
+    repr(catalog["a"])
+    read = max(offset + length for offset, length in source.reads)
+    assert read <= max(512, source.size - 1000)
+
+
+def test_the_name_of_a_file_does_not_matter(path):
+    other = path.rename(path.with_name("model.bin"))
+    with weighlock.open(other) as catalog:
+        assert list(catalog) == ["a"]
+
+
+@pytest.mark.parametrize("target", [5, None, 1.5, ["a"], object()])
+def test_what_cannot_be_a_target_is_a_type_error(target):
+    with pytest.raises(TypeError, match="pass a path, bytes or a Source"):
+        weighlock.open(target)
+
+
+@pytest.mark.parametrize(
+    ("content", "says"),
+    [
+        (b"", "empty"),
+        (b"abc", "too few|too short|3 bytes"),
+        (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
+        (b"GGUF\x03\0\0\0" + bytes(100), "GGUF"),
+        (b"\x93NUMPY\x01\0" + bytes(100), "numpy"),
+        (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
+        (b"\x1f\x8b\x08" + bytes(100), "gzip"),
+        (b"\x28\xb5\x2f\xfd" + bytes(100), "zstd"),
+        (b"BZh9" + bytes(100), "bzip2"),
+        (b"\xfd7zXZ\0" + bytes(100), "xz"),
+        (b"<!DOCTYPE html><html>" + b"x" * 100, "HTML"),
+        (b"  \n<html>" + b"x" * 100, "HTML"),
+        (bytes(4096), "zeros"),
+    ],
+)
+def test_what_is_something_else_is_called_by_its_name(path, content, says):
+    path.write_bytes(content)
+    for target in (path, path.parent):
+        with pytest.raises(FormatError, match=says) as caught:
+            weighlock.open(target)
+        assert str(path) in str(caught.value)
+    with pytest.raises(FormatError, match=says):
+        weighlock.open(content)
+    assert descriptors_of(path) == 0
+
+
+def test_a_safetensors_file_is_never_taken_for_something_else():
+    """The first eight bytes are a length and may look like anything."""
+    for first in (b"\x80", b"\x1f\x8b", b"BZh", b"<"):
+        length = int.from_bytes(first.ljust(8, b"\0"), "little")
+        text = encode({"a": ("U8", (3,), b"abc")})[8:-3].rstrip()
+        content = length.to_bytes(8, "little") + text.ljust(length) + b"abc"
+        assert list(weighlock.open(content)) == ["a"]
+
+
+def test_a_directory_of_one_file_or_one_index(tmp_path, path):
+    (tmp_path / "notes.txt").write_text("beside")
+    (tmp_path / ".hidden.safetensors").write_bytes(b"a temporary of someone")
+    with weighlock.open(tmp_path) as catalog:
+        assert list(catalog) == ["a"]
+    (tmp_path / "other.safetensors").write_bytes(CONTENT)
+    with pytest.raises(FormatError, match="2 candidates"):
+        weighlock.open(tmp_path)
+    for entry in tmp_path.iterdir():
+        entry.unlink()
+    with pytest.raises(FormatError, match="holds no"):
+        weighlock.open(tmp_path)
+
+
+def test_an_index_counts_more_than_the_files_beside_it(tmp_path):
+    weighlock.save(tmp_path / "model", {"a": np.ones(3), "b": np.ones(3)}, max_shard_bytes=24)
+    with weighlock.open(tmp_path / "model") as catalog:
+        assert list(catalog) == ["a", "b"]
+    index = tmp_path / "model" / "model.safetensors.index.json"
+    (tmp_path / "model" / "other.safetensors.index.json").write_bytes(index.read_bytes())
+    with pytest.raises(FormatError, match="2 candidates"):
+        weighlock.open(tmp_path / "model")
+
+
+def test_a_missing_shard_is_noticed_at_opening(tmp_path):
+    weighlock.save(tmp_path / "model", {"a": np.ones(3), "b": np.ones(3)}, max_shard_bytes=24)
+    (tmp_path / "model" / "model-00002-of-00002.safetensors").unlink()
+    with pytest.raises(TruncatedFile, match="model-00002-of-00002"):
+        weighlock.open(tmp_path / "model")
+
+
+def test_what_is_not_there(tmp_path):
+    with pytest.raises(SourceError, match="No such file"):
+        weighlock.open(tmp_path / "missing")
+    with pytest.raises(SourceError, match="No such file"):
+        weighlock.open(tmp_path / "missing.index.json")
+
+
+@pytest.mark.skipif(os.geteuid() == 0, reason="root may read everything")
+def test_what_may_not_be_read(path):
+    path.chmod(0)
+    with pytest.raises(SourceError, match="Permission denied"):
+        weighlock.open(path)

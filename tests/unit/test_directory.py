@@ -1,0 +1,104 @@
+"""Directories that appear whole or not at all."""
+
+import os
+
+import pytest
+from unit_samples import quick_collections
+
+from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.directory import AtomicDirectory
+from weighlock.errors import DiskError, NoSpace
+
+__all__ = ["quick_collections"]  # a fixture of this module
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "model"
+
+
+def names(path):
+    return sorted(entry.name for entry in path.iterdir())
+
+
+def put(directory, name, content):
+    with AtomicFile(directory.path_of(name)) as file:
+        file.write(0, memoryview(content))
+
+
+@pytest.mark.parametrize("ending", ["", "/"])
+@pytest.mark.parametrize("exists", [True, False])
+def test_it_appears_with_all_its_files(path, ending, exists):
+    if exists:
+        path.mkdir()
+    with AtomicDirectory(f"{path}{ending}") as directory:
+        put(directory, "first", b"1")
+        put(directory, "second", b"2")
+        directory.rename("second", "other")
+        assert not exists or names(path) == []
+    assert names(path) == ["first", "other"]
+    assert (path / "other").read_bytes() == b"2"
+    assert names(path.parent) == ["model"]
+
+
+def test_an_exception_removes_it(path):
+    try:
+        with AtomicDirectory(path) as directory:
+            put(directory, "first", b"1")
+            raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        pass
+    assert names(path.parent) == []
+
+
+@pytest.mark.parametrize("kind", ["file", "full", "link", "broken link"])
+def test_what_exists_is_not_replaced(path, kind):
+    if kind == "file":
+        path.write_bytes(b"before")
+    elif kind == "full":
+        path.mkdir()
+        (path / "before").write_bytes(b"")
+    else:
+        path.symlink_to(path.parent if kind == "link" else "nowhere")
+    with pytest.raises(DiskError, match="not an empty directory"):
+        AtomicDirectory(path)
+    assert os.path.lexists(path)
+    assert names(path.parent) == ["model"]
+
+
+def test_a_directory_filled_meanwhile_is_kept(path):
+    def write():
+        with AtomicDirectory(path) as directory:
+            put(directory, "first", b"1")
+            path.mkdir()
+            (path / "other").write_bytes(b"before")
+
+    with pytest.raises(DiskError, match="cannot be put in place"):
+        write()
+    assert names(path) == ["other"]
+    assert names(path.parent) == ["model"]
+
+
+def test_it_is_committed_once(path):
+    directory = AtomicDirectory(path)
+    directory.commit()
+    with pytest.raises(DiskError, match="already committed or discarded"):
+        directory.commit()
+    with pytest.raises(DiskError, match="already committed or discarded"):
+        directory.path_of("a")
+    directory.discard()
+    assert names(path) == []
+
+
+def test_more_than_fits_is_refused(path):
+    with AtomicDirectory(path) as directory, pytest.raises(NoSpace):
+        directory.reserve(1 << 60)
+
+
+@pytest.mark.parametrize("where", ["missing/model", ".", ".."])
+def test_a_place_that_cannot_be(tmp_path, where):
+    with pytest.raises(DiskError):
+        AtomicDirectory(f"{tmp_path}/{where}")
+    assert names(tmp_path) == []

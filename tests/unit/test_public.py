@@ -1,0 +1,75 @@
+"""The public face: what is listed, and what importing it costs."""
+
+import json
+
+import numpy as np
+import pytest
+
+import weighlock
+
+LOADED = """
+import json, sys
+
+{}
+heavy = ("torch", "click", "rich", "ml_dtypes", "safetensors", "asyncio", "http", "hypothesis")
+print(json.dumps([name for name in heavy if name in sys.modules]))
+"""
+
+
+def loaded(run_python, script, *arguments):
+    return json.loads(run_python(LOADED.format(script), *arguments).stdout)
+
+
+def test_every_public_name_is_there():
+    for name in weighlock.__all__:
+        assert getattr(weighlock, name) is not None
+    assert {
+        *("Catalog", "DType", "Limits", "TensorRef", "TensorSpec", "WeighlockError"),
+        *("Writer", "open", "save"),
+    } <= set(weighlock.__all__)
+    assert weighlock.__version__
+
+
+def test_import_loads_nothing_heavy(run_python):
+    assert loaded(run_python, "import weighlock") == []
+
+
+@pytest.fixture
+def path(tmp_path):
+    arrays = {"a": np.ones(4, np.float32), "b": weighlock.DType.BF16.numpy.type(2).reshape(1)}
+    weighlock.save(tmp_path / "a.safetensors", arrays, durable=False)
+    return tmp_path / "a.safetensors"
+
+
+def test_what_numpy_knows_needs_nothing_else(run_python, path):
+    script = """
+import weighlock
+catalog = weighlock.open(sys.argv[1])
+catalog["a"].load(), catalog["a"][1:3], catalog.nbytes, catalog["b"].shape
+weighlock.save(sys.argv[1] + ".copy", catalog, durable=False)
+weighlock.save(sys.argv[1] + ".new", {"a": catalog["a"].load()}, durable=False)
+"""
+    assert loaded(run_python, script, path) == []
+
+
+def test_bfloat16_needs_ml_dtypes_and_no_torch(run_python, path):
+    script = "import weighlock; weighlock.open(sys.argv[1])['b'].load()"
+    assert loaded(run_python, script, path) == ["ml_dtypes"]
+
+
+def test_the_command_needs_no_torch(run_python, path):
+    script = """
+import contextlib, io
+from weighlock.cli import main
+sys.argv = ["weighlock", "ls", sys.argv[1]]
+with contextlib.suppress(SystemExit), contextlib.redirect_stdout(io.StringIO()):
+    main()
+"""
+    assert "torch" not in loaded(run_python, script, path)
+    assert "rich" not in loaded(run_python, script, path)
+
+
+def test_the_package_is_typed():
+    from importlib.resources import files
+
+    assert files("weighlock").joinpath("py.typed").is_file()
