@@ -13,7 +13,9 @@ destination → fsync the directory. A reader finds the old file or the new one 
 
 import contextlib
 import os
-from collections.abc import Callable
+import threading
+from collections.abc import Callable, Iterator
+from enum import Enum
 from types import TracebackType
 from typing import Self
 
@@ -29,6 +31,12 @@ _COPY_BYTES = 64 * 1024 * 1024
 """Bytes to copy in one call: enough to be cheap, few enough to show progress."""
 
 
+class _State(Enum):
+    OPEN = "open"
+    COMMITTING = "committing"
+    GONE = "gone"
+
+
 class AtomicFile:
     """A new file that takes its destination's name when it is complete.
 
@@ -39,6 +47,7 @@ class AtomicFile:
     Args:
         path: the destination. A symbolic link there is replaced, not followed.
         durable: fsync file and directory in `commit`.
+        staged: it lies in a directory that is put in place, and synced, as a whole: leave that out.
         disk: the effects; the machine's own if not given.
 
     Raises:
@@ -46,11 +55,20 @@ class AtomicFile:
     """
 
     def __init__(
-        self, path: "str | os.PathLike[str]", *, durable: bool = True, disk: Disk | None = None
+        self,
+        path: "str | os.PathLike[str]",
+        *,
+        durable: bool = True,
+        staged: bool = False,
+        disk: Disk | None = None,
     ) -> None:
         self._disk = disk or PosixDisk()
         self._durable = durable
+        self._staged = staged
         self._pid = os.getpid()
+        self._lock = threading.Lock()
+        self._state = _State.OPEN
+        self._users = 0
         self._fd = -1
         self._temporary: str | None = None
         self._on_signal: CleanupOnSignal | None = None
@@ -95,7 +113,10 @@ class AtomicFile:
     def write(self, offset: int, data: memoryview) -> None:
         """Write all of `data` at that offset."""
         done, wanted = 0, len(data)
-        with self._place.errors(f"writing {wanted:,} bytes at {offset:,} failed", wanted):
+        with (
+            self._in_use(),
+            self._place.errors(f"writing {wanted:,} bytes at {offset:,} failed", wanted),
+        ):
             while done < wanted:
                 taken = self._disk.write(self._fd, data[done:] if done else data, offset + done)
                 if taken == 0:
@@ -121,7 +142,10 @@ class AtomicFile:
             ShortRead: the other file ends too early.
         """
         done = 0
-        with self._place.errors(f"copying {count:,} bytes to {offset:,} failed", count):
+        with (
+            self._in_use(),
+            self._place.errors(f"copying {count:,} bytes to {offset:,} failed", count),
+        ):
             while done < count:
                 step = min(count - done, _COPY_BYTES)
                 copied = self._disk.copy(
@@ -146,7 +170,7 @@ class AtomicFile:
         Returns:
             The bytes inserted: whole blocks of the file system; 0 if it cannot do that.
         """
-        with self._place.errors("making room failed", count):
+        with self._in_use(), self._place.errors("making room failed", count):
             block = self._disk.block_bytes(self._fd)
             count = -(-count // block) * block
             if offset % block:
@@ -163,25 +187,70 @@ class AtomicFile:
         Raises:
             NotDurable: an fsync failed. Only if that was the directory's is the file in place.
         """
+        with self._lock:
+            if self._state is not _State.OPEN:
+                raise DiskError(f"{self.path}: was already committed or discarded")
+            self._state = _State.COMMITTING
         try:
             self._commit()
         finally:
-            self.discard()
+            self._let_go()
 
     def discard(self) -> None:
-        """Leave no trace. Idempotent; nothing happens after `commit`, or in a forked child."""
-        fd, self._fd = self._fd, -1
-        if fd >= 0:
-            with contextlib.suppress(OSError):
-                self._disk.close(fd)
+        """Leave no trace. Idempotent; does nothing once `commit` has begun, or in a forked child.
+
+        While another thread is still writing the descriptor stays open, and is closed by that
+        thread when it is done: a closed number may soon be another file's.
+        """
+        if os.getpid() != self._pid:
+            self._close()
+            return
+        with self._lock:
+            if self._state is not _State.OPEN:
+                return
+        self._let_go()
+
+    def _let_go(self) -> None:
+        with self._lock:
+            self._state = _State.GONE
+            if self._users:
+                return
+        self._remove()
+
+    @contextlib.contextmanager
+    def _in_use(self) -> Iterator[None]:
+        with self._lock:
+            if self._state is not _State.OPEN:
+                raise DiskError(f"{self.path}: was already committed or discarded")
+            self._users += 1
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._users -= 1
+                gone = self._is_gone and not self._users
+            if gone:
+                self._remove()
+
+    @property
+    def _is_gone(self) -> bool:
+        return self._state is _State.GONE
+
+    def _remove(self) -> None:
         temporary, self._temporary = self._temporary, None
-        if temporary is not None and os.getpid() == self._pid:
+        if temporary is not None:
             with contextlib.suppress(OSError):
                 self._disk.unlink(self._place.directory, temporary)
         if self._on_signal is not None:
             self._on_signal.cancel()
-        if getattr(self, "_place", None) is not None:
-            self._place.close()
+        self._close()
+
+    def _close(self) -> None:
+        fd, self._fd = self._fd, -1
+        if fd >= 0:
+            with contextlib.suppress(OSError):
+                self._disk.close(fd)
+        self._place.close()
 
     def _create(self) -> None:
         unnamed = self._disk.create_unnamed(self._place.directory)
@@ -199,8 +268,6 @@ class AtomicFile:
         self._on_signal = CleanupOnSignal(lambda: unlink(directory, str(name)))
 
     def _commit(self) -> None:
-        if self._fd < 0:
-            raise DiskError(f"{self.path}: was already committed or discarded")
         place = self._place
         if self._durable:
             try:
@@ -220,5 +287,5 @@ class AtomicFile:
             self._disk.close(fd)
             self._disk.rename(place.directory, self._temporary, place.name)
             self._temporary = None
-        if self._durable:
+        if self._durable and not self._staged:
             place.sync_directory()

@@ -103,7 +103,17 @@ class _Job:
     progress: Callable[[int], None] | None
     limits: Limits
 
-    def writer(self, path: "str | os.PathLike[str]", specs: list[TensorSpec] | None) -> Writer:
+    def staged_writer(self, path: str, specs: list[TensorSpec] | None) -> Writer:
+        """A writer for one file of a directory that is put in place as a whole."""
+        return self.writer(path, specs, staged=True)
+
+    def writer(
+        self,
+        path: "str | os.PathLike[str]",
+        specs: list[TensorSpec] | None,
+        *,
+        staged: bool = False,
+    ) -> Writer:
         """A writer for one file; its metadata holds the aliases of the tensors it gets."""
         order = None
         if specs is not None and self.positions:
@@ -116,6 +126,7 @@ class _Job:
             data_order=order,
             metadata={**self.metadata, **aliases},
             durable=self.durable,
+            staged=staged,
             progress=self.progress,
             limits=self.limits,
         )
@@ -185,13 +196,13 @@ def _save_sharded(
     shards: PlannedShards | StreamedShards
     with AtomicDirectory(path, durable=job.durable) as directory:
         if specs is None:
-            shards = StreamedShards(directory, max_bytes, job.writer)
+            shards = StreamedShards(directory, max_bytes, job.staged_writer)
         else:
             directory.reserve(sum(spec.nbytes for spec in specs))
-            shards = PlannedShards(directory, specs, max_bytes, job.writer)
+            shards = PlannedShards(directory, specs, max_bytes, job.staged_writer)
         with shards:
             _write_all(shards, refs)
         weight_map = dict(shards.weight_map)
         weight_map.update((alias, weight_map[name]) for alias, name in job.aliases.items())
-        with AtomicFile(directory.path_of(INDEX_NAME), durable=job.durable) as file:
+        with AtomicFile(directory.path_of(INDEX_NAME), durable=job.durable, staged=True) as file:
             file.write(0, memoryview(build_index(weight_map, shards.total_bytes)))

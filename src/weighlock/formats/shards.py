@@ -18,6 +18,7 @@ from weighlock.tensors.spec import TensorSpec
 __all__ = ["PlannedShards", "StreamedShards", "split"]
 
 MakeWriter = Callable[[str, list[TensorSpec] | None], Writer]
+"""Makes the writer of a file in the staged directory."""
 
 
 def split(specs: Iterable[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]:

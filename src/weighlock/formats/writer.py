@@ -5,6 +5,7 @@ not at all is `disk.atomic`'s.
 """
 
 import functools
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -55,6 +56,8 @@ class Finish:
             self._work()
         except BaseException as error:
             self._error = error
+            # Nobody may ever ask for the result.
+            logging.getLogger("weighlock").error("not in place: %s", error)  # noqa: TRY400
 
     def done(self) -> bool:
         """Whether the file is in place, or has failed to be."""
@@ -90,6 +93,7 @@ class Writer:
         metadata: text to store beside the tensors. `{"format": "pt"}` is added if torch tensors are
             written and it says nothing about the format itself.
         durable: survive a power loss once finished.
+        staged: the file lies in a directory that is put in place, and synced, as a whole.
         header_bytes: without specs, the room to keep for the header; if it turns out too small the
             data is moved, by the file system where it can, by copying where it cannot.
         progress: called after each step with the bytes it wrote.
@@ -107,6 +111,7 @@ class Writer:
         data_order: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
         durable: bool = True,
+        staged: bool = False,
         header_bytes: int = 256 * 1024,
         progress: Callable[[int], None] | None = None,
         limits: Limits | None = None,
@@ -126,7 +131,9 @@ class Writer:
             by_name = {spec.name: spec for spec in announced}
             ordered = None if data_order is None else [by_name[name] for name in data_order]
             self._placement = Planned(announced, self._metadata, limits, ordered)
-        self._new_file = functools.partial(AtomicFile, path, durable=durable, disk=disk)
+        self._new_file = functools.partial(
+            AtomicFile, path, durable=durable, staged=staged, disk=disk
+        )
         self._file = self._new_file()
         try:
             self._file.reserve(self._placement.total_bytes)
