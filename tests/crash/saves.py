@@ -77,7 +77,9 @@ def sharded(path, disk=None, tensors=NEW, durable=True, *, specs=True, announced
         return
 
     def writer(path, specs):
-        return weighlock.Writer(path, specs, durable=durable, header_bytes=1024, disk=disk)
+        return weighlock.Writer(
+            path, specs, durable=durable, staged=True, header_bytes=1024, disk=disk
+        )
 
     with AtomicDirectory(path, durable=durable, disk=disk) as directory:
         if known is None:
@@ -88,7 +90,9 @@ def sharded(path, disk=None, tensors=NEW, durable=True, *, specs=True, announced
         with shards:
             for name, array in tensors.items():
                 shards.copy_all([as_ref(name, array)])
-        with AtomicFile(directory.path_of(INDEX_NAME), durable=durable, disk=disk) as file:
+        with AtomicFile(
+            directory.path_of(INDEX_NAME), durable=durable, staged=True, disk=disk
+        ) as file:
             file.write(0, memoryview(build_index(shards.weight_map, shards.total_bytes)))
 
 

@@ -189,8 +189,10 @@ def test_a_block_that_ends_well_after_a_tensor_broke_halfway_does_not_end_well(t
 
     def swallow(catalog):
         with weighlock.Writer(tmp_path / "model") as writer:
-            with contextlib.suppress(weighlock.errors.SourceError):
+            try:
                 writer.copy_all(catalog.values())
+            except weighlock.errors.SourceError:
+                return
 
     with weighlock.open(source) as catalog:
         os.truncate(source, 1000)

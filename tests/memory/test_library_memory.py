@@ -76,6 +76,7 @@ def test_saving_from_memory_adds_at_most_32_mb(case, directory):
     assert max(added_by(SAVES[case], directory)) <= 32 * MB
 
 
+@pytest.mark.slow
 def test_saving_torch_tensors_adds_at_most_32_mb(directory):
     script = """
 import torch
@@ -194,6 +195,7 @@ for shape in {SHAPES}:
     assert [added <= 64 * MB for added in added_by(script, directory)] == [True] * len(SHAPES)
 
 
+@pytest.mark.slow
 def test_casting_into_tensors_holds_no_whole_row(directory):
     for shape in SHAPES:
         sparse(directory / f"{shape[0]}", "F32", shape, 100 * MB)

@@ -47,7 +47,8 @@ def main() -> NoReturn:
         signal.signal(number, _end)
     try:
         code = _weighlock.main(standalone_mode=False)
-        sys.stdout.flush()
+        if sys.stdout is not None:  # None if the caller closed it: `>&-`
+            sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         code = error.exit_code

@@ -103,7 +103,7 @@ def _largest(a: TensorRef, b: TensorRef) -> tuple[float, int]:
     largest, count = 0.0, 0
     pairs = zip(blocks(a, _BLOCK_ELEMENTS), blocks(b, _BLOCK_ELEMENTS), strict=True)
     for left, right in pairs:
-        different = _bits(left) != _bits(right) if a.dtype is b.dtype else left != right
+        different = _other_bits(left, right) if a.dtype is b.dtype else left != right
         if not different.any():
             continue
         left, right = left[different], right[different]
@@ -116,8 +116,13 @@ def _largest(a: TensorRef, b: TensorRef) -> tuple[float, int]:
     return largest, count
 
 
-def _bits(values: Array) -> Array:
-    return values.view(f"u{values.dtype.itemsize}")
+def _other_bits(left: Array, right: Array) -> Array:
+    """Which elements are not the same bits."""
+    width = left.dtype.itemsize
+    if width <= 8:
+        return np.asarray(left.view(f"u{width}") != right.view(f"u{width}"))
+    halves = left.view(np.uint64) != right.view(np.uint64)  # C128 is wider than any integer
+    return np.asarray(halves.reshape(left.size, -1).any(axis=1))
 
 
 def _gaps(left: Array, right: Array) -> Array:
@@ -128,9 +133,22 @@ def _gaps(left: Array, right: Array) -> Array:
         # The distance of two int64 may not fit int64; modulo 2**64 it is right as uint64.
         high, low = np.maximum(left, right), np.minimum(left, right)
         return np.subtract(high.view(np.uint64), low.view(np.uint64))
+    if left.dtype.kind in "bui" and right.dtype.kind in "bui":
+        return _mixed_gaps(left, right)
     with np.errstate(invalid="ignore"):
         gaps: Array = np.abs(_wide(left) - _wide(right))
     return gaps
+
+
+def _mixed_gaps(left: Array, right: Array) -> Array:
+    """Distances of integers of two types: never 0 for two that differ, as doubles might say."""
+    if np.uint64 not in (left.dtype, right.dtype):
+        return np.abs(left.astype(np.int64) - right.astype(np.int64)).view(np.uint64)
+    signed, unsigned = (right, left) if left.dtype == np.uint64 else (left, right)
+    one, other = signed.astype(np.uint64), unsigned.astype(np.uint64)
+    near = np.maximum(one, other) - np.minimum(one, other)
+    # Below zero the distance may not fit 64 bits; it is never small, so a double will do.
+    return np.where(signed < 0, _wide(unsigned) - _wide(signed), near.astype(np.float64))
 
 
 def _wide(values: Array) -> Array:

@@ -2,13 +2,13 @@
 
 import contextlib
 import json
+import math
 import sys
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import click
-import msgspec
 
 from weighlock.cli.text import escaped, parse_size, size
 from weighlock.errors import UnsupportedDType
@@ -61,13 +61,24 @@ def print_notes(catalog: Catalog) -> None:
         click.echo(f"note: {escaped(name)} is left out: {escaped(reason)}", err=True)
 
 
+def _jsonable(value: object) -> object:
+    """The value with null for what JSON has no number for."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: _jsonable(item) for key, item in value.items()}
+    return [_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value
+
+
 def print_json(value: object) -> None:
     """Print a value as indented JSON; text from files is escaped by the format itself."""
+    # Not msgspec: paths that are not UTF-8 hold lone surrogates, which it refuses.
+    value = _jsonable(value)
     if isinstance(value, list):  # one line for each, as grep likes it
-        lines = ",\n".join(f"  {msgspec.json.encode(item).decode()}" for item in value)
+        lines = ",\n".join(f"  {json.dumps(item, ensure_ascii=False)}" for item in value)
         text = f"[\n{lines}\n]" if value else "[]"
     else:
-        text = msgspec.json.format(msgspec.json.encode(value), indent=2).decode()
+        text = json.dumps(value, ensure_ascii=False, indent=2)
     # JSON leaves DEL and the C1 controls as they are; terminals do not.
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 

@@ -1,6 +1,7 @@
 """Places a catalog is loaded into: arrays and tensors somebody already has. Checks, then fills."""
 
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -14,6 +15,9 @@ from weighlock.tensors.ref import PIECE_BYTES, TensorRef
 from weighlock.tensors.torch import TorchRef, from_array, is_tensor
 
 __all__ = ["Slot", "slots_of"]
+
+_BLOCK_ELEMENTS = PIECE_BYTES // 8
+"""Elements converted at a time."""
 
 
 class Slot(Protocol):
@@ -61,11 +65,21 @@ def _check(ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, 
         check_cast(ref, dtype)
 
 
-def _blocks(ref: TensorRef) -> "list[slice]":
-    """Leading-dimension slices of about `PIECE_BYTES` each."""
-    rows = ref.shape[0]
-    step = max(1, PIECE_BYTES * rows // max(1, ref.nbytes))
-    return [slice(first, min(first + step, rows)) for first in range(0, rows, step)]
+def _blocks(shape: tuple[int, ...], elements: int) -> "Iterator[tuple[int | slice, ...]]":
+    """Indices of consecutive parts of a tensor, each of at most so many elements."""
+    size = math.prod(shape)
+    if size <= elements:
+        if size:
+            yield ()
+        return
+    step = elements * shape[0] // size
+    if step:
+        for first in range(0, shape[0], step):
+            yield (slice(first, min(first + step, shape[0])),)
+    else:  # one row alone is too large
+        for row in range(shape[0]):
+            for inner in _blocks(shape[1:], elements):
+                yield row, *inner
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,11 +94,9 @@ class _ArraySlot:
     def fill(self, ref: TensorRef) -> None:
         if self.array.dtype == ref.dtype.numpy:
             ref.load(out=self.array)
-        elif not ref.shape:
-            self.array[...] = ref.load().astype(self.array.dtype)
         else:
-            for block in _blocks(ref):
-                self.array[block] = ref[block].astype(self.array.dtype)
+            for block in _blocks(ref.shape, _BLOCK_ELEMENTS):
+                self.array[(*block, ...)] = ref[block].astype(self.array.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,5 +114,5 @@ class _TensorSlot:
             tensor.copy_(ref.torch())
         else:
             # copy_ casts, scatters into strides and moves to the tensor's device.
-            for block in _blocks(ref):
+            for block in _blocks(ref.shape, _BLOCK_ELEMENTS):
                 tensor[block].copy_(from_array(ref[block]))
