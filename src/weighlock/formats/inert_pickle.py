@@ -92,8 +92,20 @@ _uint4 = struct.Struct("<I").unpack_from
 _double = struct.Struct(">d").unpack_from
 
 
-def read_pickle(feed: Feed, start: int = 0, limits: Limits | None = None) -> Pickle:
+def read_pickle(
+    feed: Feed,
+    start: int = 0,
+    limits: Limits | None = None,
+    named: dict[tuple[str, str], int] | None = None,
+) -> Pickle:
     """Read one pickle from a feed.
+
+    Args:
+        feed: the bytes.
+        start: where the pickle begins in them.
+        limits: what it may ask for.
+        named: filled with what it would import, also when it turns out broken: `pickle` would have
+            imported and called all that before it noticed.
 
     Raises:
         UnsupportedPickle: it is not a pickle, or uses an opcode that only makes sense with code.
@@ -101,17 +113,17 @@ def read_pickle(feed: Feed, start: int = 0, limits: Limits | None = None) -> Pic
         LimitExceeded: it is longer, or does more, than the limits allow.
     """
     limits = limits or Limits()
-    return _Machine(feed, limits).run(start)
+    return _Machine(feed, limits, {} if named is None else named).run(start)
 
 
 class _Machine:
     """The state that outlives one opcode, apart from the stack, which `run` keeps in locals."""
 
-    def __init__(self, feed: Feed, limits: Limits) -> None:
+    def __init__(self, feed: Feed, limits: Limits, named: dict[tuple[str, str], int]) -> None:
         self._feed = feed
         self._limits = limits
+        self._places = named
         self._globals: dict[tuple[str, str], Global] = {}
-        self._places: dict[tuple[str, str], int] = {}
         self._padded: bytes | None = None
         self.persistent_ids: list[PersistentId] = []
 

@@ -26,6 +26,7 @@ __all__ = [
     "Storage",
     "StoredTensor",
     "Unreadable",
+    "attributes_of",
     "dtype_of",
     "is_module",
     "raw_bytes",
@@ -178,7 +179,26 @@ _REBUILD_PARAMETER = {
     ("torch._utils", "_rebuild_parameter"),
     ("torch._utils", "_rebuild_parameter_with_state"),
 }
+_WITH_STATE = ("torch._utils", "_rebuild_parameter_with_state")
 _FROM_TYPE = {("torch._tensor", "_rebuild_from_type"), ("torch._tensor", "_rebuild_from_type_v2")}
+
+
+def attributes_of(record: Any) -> dict[Any, Any]:
+    """What was set on a tensor or parameter beside its data, by name."""
+    found: dict[Any, Any] = {}
+    for _ in range(16):
+        if type(record) is not Call or type(record.func) is not Global:
+            break
+        name = canonical(record.func.module, record.func.name)
+        if (name in _FROM_TYPE or name == _WITH_STATE) and len(record.args) > 3:
+            states = record.args[3] if type(record.args[3]) is tuple else (record.args[3],)
+            for state in states:
+                found.update(state if type(state) is dict else {})
+        inner = _unwrapped(name, record)
+        if inner is None:
+            break
+        record = inner
+    return found
 
 
 def _ints(value: Any, what: str) -> tuple[int, ...]:

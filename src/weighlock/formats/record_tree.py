@@ -12,7 +12,13 @@ import numpy as np
 
 from weighlock.errors import LayoutError
 from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
-from weighlock.formats.rebuild import InlineTensor, Meaning, raw_bytes, tensor_of
+from weighlock.formats.rebuild import (
+    InlineTensor,
+    Meaning,
+    attributes_of,
+    raw_bytes,
+    tensor_of,
+)
 from weighlock.formats.torch_names import canonical
 from weighlock.limits import Limits
 from weighlock.tensors.spec import check_name
@@ -61,6 +67,8 @@ _LISTS = {
     ("collections", "deque"),
     ("torch", "Size"),
 }
+_SIMPLE = {int, float, bool, str, bytes, type(None)}
+_LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
 
 
@@ -90,13 +98,21 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
         return list(value.items())
     if type(value) is not Call:
         return []
-    pairs = list(value.items or ())
+    pairs: list[tuple[Any, Any]] = []
     first = value.args[0] if value.args else None
     if _name_of(value) in _DICTS and type(first) is list:  # Python 2 wrote [[key, value], …]
-        pairs = [tuple(p) for p in first if type(p) in (list, tuple) and len(p) == 2] + pairs
+        pairs = [(p[0], p[1]) for p in first if type(p) in (list, tuple) and len(p) == 2]
     elif _name_of(value) in _DICTS and type(first) is dict:
-        pairs = list(first.items()) + pairs
-    return pairs
+        pairs = list(first.items())
+    # Of two values of a key the last counts. What Python could not hash is a key of its own.
+    last = {_token(key): (key, item) for key, item in [*pairs, *(value.items or ())]}
+    return list(last.values())
+
+
+def _token(key: Any) -> Any:
+    if type(key) is int and abs(key) > _LARGEST_KEY:
+        raise LayoutError(f"an int of {key.bit_length():,} bits is used as a key")
+    return (type(key), key) if type(key) in _SIMPLE else id(key)
 
 
 def _module_children(state: dict[Any, Any]) -> list[tuple[Any, Any]] | None:
@@ -107,7 +123,9 @@ def _module_children(state: dict[Any, Any]) -> list[tuple[Any, Any]] | None:
     for value in _elements(state.get("_non_persistent_buffers_set")):
         hidden.add(value if type(value) is str else None)
     children = _entries(state["_parameters"])
-    children += [(k, v) for k, v in _entries(state.get("_buffers")) if k not in hidden]
+    children += [
+        (k, v) for k, v in _entries(state.get("_buffers")) if type(k) is not str or k not in hidden
+    ]
     return children + _entries(state["_modules"])
 
 
@@ -139,7 +157,7 @@ def children_of(value: Any) -> list[tuple[Any, Any]]:
         return _entries(value)  # its attributes, such as `_metadata`, are not entries
     if name in _LISTS:
         return list(enumerate(_elements(value)))
-    children = list(attributes.items()) + list(value.items or ())
+    children = list(attributes.items()) + _entries(value)
     children += list(enumerate(value.appended or ()))
     children += [("args", value.args)] if value.args else []
     return children + ([("kwargs", value.kwargs)] if value.kwargs else [])
@@ -177,6 +195,7 @@ class _Survey:
                 if isinstance(meaning, InlineTensor) and meaning.shape == ():
                     self.plain[key] = np.frombuffer(meaning.data, meaning.dtype)[0].item()
                 done.add(key)
+                stack.extend((child, None) for child in attributes_of(node).values())
                 continue
             children = children_of(node)
             self._kept.append(children)
@@ -220,9 +239,6 @@ class _Survey:
         return entries if kind is dict else _plain_object(node, entries)
 
 
-_SIMPLE = {int, float, bool, str, bytes, type(None)}
-
-
 def _plain_object(call: Call, entries: dict[Any, Any]) -> Any:
     """An object as a plain value: what it is where that is known, else its class and content."""
     module, name = _name_of(call)
@@ -251,6 +267,8 @@ def _plain_object(call: Call, entries: dict[Any, Any]) -> Any:
 
 
 def _plain_key(key: Any) -> Any:
+    if type(key) is tuple and len(key) <= 8 and all(type(part) in _SIMPLE for part in key):
+        return key
     return key if type(key) in _SIMPLE else label_of(key)
 
 
@@ -305,6 +323,9 @@ class _Naming:
             key = id(child)
             if key in survey.meaning:
                 yield (*path, label), child
+                for name, value in attributes_of(child).items():
+                    if id(value) in survey.meaning:
+                        yield (*path, label, name), value
             elif key in survey.holds_tensors and key not in on_path:
                 path.append(label)
                 nodes.append(child)

@@ -9,7 +9,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LimitExceeded
-from weighlock.formats.inert_pickle import Feed, read_pickle
+from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
+from weighlock.formats.torch_legacy import after_storages, is_legacy
 from weighlock.formats.torch_names import is_known
 from weighlock.formats.zip_directory import inflated, read_directory
 from weighlock.limits import Limits
@@ -19,8 +20,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Finding", "scan_source"]
 
-_PROTOCOLS = b"\x00\x01\x02\x03\x04\x05"
 _CHUNK_BYTES = 1024 * 1024
+_LEGACY_PICKLES = 5
+_MOST_PICKLES = 10_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +45,8 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
     """Every global named by every pickle in a source; none if there is no pickle in it.
 
     Raises:
-        FormatError: something that should be a pickle or an archive cannot be read to its end.
+        FormatError: something that begins as a pickle or an archive cannot be read to its end. What
+            it named before that has been given.
         LimitExceeded: it is longer or does more than the limits allow.
     """
     limits = limits or Limits()
@@ -51,15 +54,12 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
     source.read_into(0, memoryview(first))
     if first[:4] == b"PK\x03\x04":
         yield from _scan_archive(source, limits)
-    elif _looks_pickled(bytes(first)):
-        yield from _scan_row(source, limits)
-
-
-def _looks_pickled(first: bytes) -> bool:
-    """Whether bytes begin as a pickle does: PROTO, or an opcode that can come first without it."""
-    return (first[:1] == b"\x80" and first[1:2] in [bytes([p]) for p in _PROTOCOLS]) or (
-        first[:1] in (b"(", b"c", b"L", b"]", b"}", b"i")
-    )
+        return
+    start = 0
+    while start < source.size:
+        row = _Row(source, start, limits)
+        yield from row.findings()
+        start = row.end
 
 
 def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
@@ -70,42 +70,64 @@ def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
         if not named and "/data/" in f"/{member.name}":
             continue  # a storage: its bytes are numbers, and may begin with anything
         raw = inflated(source, member, limits.pickle_bytes, check_crc=False)
-        if named or raw[:1] == b"\x80":
-            try:
-                yield from _findings(
-                    Feed(raw, label=f"{source.label}: {member.name}"), limits, member.name
-                )
-            except (FormatError, LimitExceeded):
-                if named:
-                    raise
+        label = f"{source.label}: {member.name}"
+        found: dict[tuple[str, str], int] = {}
+        try:
+            read_pickle(Feed(raw, label=label), 0, limits, found)
+        except (FormatError, LimitExceeded):
+            yield from _as_findings(found, member.name)
+            if named or found:
+                raise
+        else:
+            yield from _as_findings(found, member.name)
 
 
-def _scan_row(source: "Source", limits: Limits) -> Iterator[Finding]:
-    """Pickles one after another, as legacy checkpoints have them; what follows them is data."""
-    feed: Feed
+class _Row:
+    """Pickles one after another, as legacy checkpoints have them, and the data behind them."""
 
-    def more(wanted: int) -> bytes:
-        have = len(feed.data)
-        count = min(max(wanted, _CHUNK_BYTES), source.size - have)
-        raw = bytearray(count)
-        source.read_into(have, memoryview(raw))
+    def __init__(self, source: "Source", start: int, limits: Limits) -> None:
+        self._source = source
+        self._start = start
+        self._limits = limits
+        self._feed = Feed(b"", self._more, source.label, start)
+        self.end = source.size
+        """Where to look further: after the storages of a legacy save, else nowhere."""
+
+    def _more(self, wanted: int) -> bytes:
+        have = self._start + len(self._feed.data)
+        raw = bytearray(min(max(wanted, _CHUNK_BYTES), self._source.size - have))
+        self._source.read_into(have, memoryview(raw))
         return bytes(raw)
 
-    feed = Feed(b"", more, source.label)
-    yield from _findings(feed, limits, "")
-
-
-def _findings(feed: Feed, limits: Limits, place: str) -> Iterator[Finding]:
-    start = 0
-    while feed.extend(start + 2):
-        if start and feed.data[start : start + 1] != b"\x80":
-            return
-        try:
-            pickle = read_pickle(feed, start, limits)
-        except FormatError:
-            if start:  # behind a pickle anything may follow
+    def findings(self) -> Iterator[Finding]:
+        pickles: list[Pickle] = []
+        for number in range(_MOST_PICKLES):
+            at = pickles[-1].end if pickles else 0
+            if not self._feed.extend(at + 1):
                 return
-            raise
-        for (module, name), offset in pickle.globals.items():
-            yield Finding(place, offset, module, name)
-        start = pickle.end
+            named: dict[tuple[str, str], int] = {}
+            try:
+                pickles.append(read_pickle(self._feed, at, self._limits, named))
+            except (FormatError, LimitExceeded):
+                # Whatever has no name for an import is data, unless it began as a pickle must.
+                if named or (number == 0 and self._feed.data[:1] == b"\x80"):
+                    yield from _as_findings(named, "")
+                    raise
+                return
+            yield from _as_findings(named, "")
+            if number == _LEGACY_PICKLES - 1 and is_legacy(self._feed.data):
+                self._step_over_storages(pickles)
+                return
+
+    def _step_over_storages(self, pickles: list[Pickle]) -> None:
+        """A legacy file may hold several saves; the next begins after the storages of this one."""
+        try:
+            end = after_storages(self._source, pickles[3], pickles[4], self._start + pickles[4].end)
+        except FormatError:
+            return  # nobody could find the next one either
+        self.end = max(end, self._start + pickles[4].end)
+
+
+def _as_findings(named: dict[tuple[str, str], int], place: str) -> Iterator[Finding]:
+    for (module, name), offset in named.items():
+        yield Finding(place, offset, module, name)

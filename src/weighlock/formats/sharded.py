@@ -10,7 +10,14 @@ from typing import Any
 
 import msgspec
 
-from weighlock.errors import FormatError, HeaderError, LayoutError, SourceError, TruncatedFile
+from weighlock.errors import (
+    FormatError,
+    HeaderError,
+    LayoutError,
+    SourceError,
+    TruncatedFile,
+    UnsupportedDType,
+)
 from weighlock.formats import strict_json
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.limits import Limits
@@ -145,6 +152,11 @@ class ShardedRefs(Mapping[str, TensorRef]):
     def __getitem__(self, name: str) -> TensorRef:
         shard = self._weight_map[name]
         catalog = self._open(shard)
+        if name in catalog.unreadable:
+            raise UnsupportedDType(
+                f"tensor {name!r} is not read: {catalog.unreadable[name]}",
+                source=self._places[shard],
+            )
         if name not in catalog:
             raise LayoutError(
                 f"has no tensor {name!r}, which its index says it holds", source=self._places[shard]

@@ -21,7 +21,7 @@ from weighlock.tensors.spec import Span
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["is_legacy", "open_torch_legacy"]
+__all__ = ["after_storages", "is_legacy", "open_torch_legacy"]
 
 _MAGIC = 0x1950A86A20F9469CFC6C
 _PROTOCOL = 1001
@@ -66,7 +66,13 @@ def open_torch_legacy(source: "Source", limits: Limits | None = None) -> Catalog
 
     refs, unreadable = make_refs(tree.tensors, place_of, swap=False, label=source.label)
     beside = Beside({}, tree.extras, notes, unreadable, pickle.globals)
-    return Catalog(refs, None, source.close, beside=beside)
+    return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
+
+
+def after_storages(source: "Source", pickle: Pickle, keys: Pickle, start: int) -> int:
+    """Where the storages of a save end, which begin at `start`."""
+    storages = _storages(pickle, source.label)
+    return _lay_out(source, storages, _checked_keys(keys, source.label), start)[1]
 
 
 class _Head:

@@ -52,7 +52,7 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
     )
     beside = Beside({}, tree.extras, tree.notes, unreadable, pickle.globals, archive.check)
-    return Catalog(refs, None, source.close, beside=beside)
+    return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
 
 
 class _Archive:

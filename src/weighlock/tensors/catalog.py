@@ -138,6 +138,8 @@ class Catalog(Mapping[str, TensorRef]):
         """Read everything the file has a checksum for, and raise if one does not match."""
         if self._beside.check is not None:
             self._beside.check(progress)
+        for shard in self.shards().values():
+            shard.check(progress)
 
     @property
     def nbytes(self) -> int:
