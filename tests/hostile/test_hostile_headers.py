@@ -72,6 +72,21 @@ def test_hostile_file_is_refused_and_closed(row, tmp_path):
     assert os.listdir(tmp_path) == [path.name]
 
 
+def test_the_watch_sees_what_must_not_happen(tmp_path):
+    with watched(tmp_path) as seen:
+        open(os.devnull, "rb").close()
+        open(tmp_path / "new", "wb").close()
+        os.listdir("/")
+        eval("1")
+    told = "\n".join(seen)
+    for fragment in (os.devnull, "new", "os.listdir '/'", "compile", "exec"):
+        assert fragment in told
+    with watched(tmp_path) as seen:
+        open(tmp_path / "new", "rb").close()
+        os.listdir(tmp_path)
+    assert seen == []
+
+
 def test_rows_have_distinct_names_and_contents():
     assert len({row.name for row in ROWS}) == len(ROWS)
     assert len({row.content for row in ROWS}) == len(ROWS)

@@ -286,6 +286,7 @@ class _Machine:
     def _window(self, pos: int) -> tuple[bytes, int, int]:
         """The bytes to work on, their true end, and the position from which to ask again."""
         feed = self._feed
+        self._limits.check("pickle_bytes", pos, f"{feed.label}: bytes of the pickle")
         if not feed.complete:
             if feed.extend(pos + 1 + len(_PADDING)):
                 return feed.data, len(feed.data), len(feed.data) - len(_PADDING)

@@ -4,6 +4,7 @@ Each function gets the state of the machine and returns the stack and the positi
 frequent opcodes are in the loop of `inert_pickle`.
 """
 
+import codecs
 import re
 from collections.abc import Callable
 from typing import Any, Protocol, TypeAlias
@@ -20,6 +21,8 @@ from weighlock.formats.pickle_records import (
 )
 
 __all__ = ["RARE"]
+
+codecs.lookup("raw-unicode-escape")  # imported now, not when a pickle asks for it
 
 _LONGEST_INT = 4096  # bytes or digits: converting digits takes quadratic time
 

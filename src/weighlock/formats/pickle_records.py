@@ -21,6 +21,8 @@ _LARGEST_KEY = 2**61 - 2
 """Larger ints can be chosen to share one hash, which makes a dict crawl."""
 
 _KEY_DEPTH = 8
+_KEY_NODES = 256
+_NUMBER_TUPLES = 4096
 
 
 class Malformed(Exception):
@@ -84,7 +86,7 @@ def set_items(target: Any, values: list[Any]) -> None:
         for index in range(0, len(values), 2):
             key = values[index]
             if type(key) is not str:
-                check_key(key)
+                check_key(key, len(target))
             target[key] = values[index + 1]
     elif type(target) is Call:
         if target.items is None:
@@ -94,13 +96,21 @@ def set_items(target: Any, values: list[Any]) -> None:
         raise Malformed(f"sets items of a {type(target).__name__}")
 
 
-def check_key(key: Any) -> None:
-    """Refuse what Python could not hash, or only slowly, or only with a deep C stack."""
+def check_key(key: Any, others: int = 0) -> None:
+    """Refuse what Python could not hash, or only slowly, or only with a deep C stack.
+
+    `others` is how many keys are there already: tuples of numbers can be made to collide.
+    """
     level = [key]
+    nodes = texts = 0
     for _ in range(_KEY_DEPTH):
         inner: list[Any] = []
+        nodes += len(level)
+        if nodes > _KEY_NODES:
+            raise Malformed(f"uses a tuple of more than {_KEY_NODES} values as a key")
         for value in level:
             kind = type(value)
+            texts += kind in (str, bytes)
             if kind is tuple:
                 inner.extend(value)
             elif kind is int and not -_LARGEST_KEY <= value <= _LARGEST_KEY:
@@ -108,6 +118,8 @@ def check_key(key: Any) -> None:
             elif kind in (list, dict):
                 raise Malformed(f"uses a {kind.__name__} as a key")
         if not inner:
+            if type(key) is tuple and not texts and others > _NUMBER_TUPLES:
+                raise Malformed(f"uses more than {_NUMBER_TUPLES:,} tuples of numbers as keys")
             return
         level = inner
     raise Malformed("uses deeply nested tuples as a key")

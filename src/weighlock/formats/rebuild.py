@@ -4,92 +4,26 @@ Decided by exact names in tables, after the pickle has been read. Pure: no bytes
 touched, and nothing is imported or called. Knows records; not files, and not names of tensors.
 """
 
-import math
-from dataclasses import dataclass
-from typing import Any, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from weighlock.errors import LayoutError
-from weighlock.formats.pickle_records import Call, Global, PersistentId
-from weighlock.formats.torch_names import (
-    STORAGE_WIDTHS,
-    TENSOR_CLASSES,
-    canonical,
-    storage_dtype,
+from weighlock.formats import rebuild_numpy
+from weighlock.formats.meanings import (
+    ANY,
+    MOST,
+    Meaning,
+    Storage,
+    StoredTensor,
+    Unreadable,
+    check_product,
+    ints,
+    short,
 )
+from weighlock.formats.pickle_records import Call, Global, PersistentId
+from weighlock.formats.torch_names import TENSOR_CLASSES, canonical, storage_dtype
 from weighlock.tensors.spec import Layout
 
-__all__ = [
-    "InlineTensor",
-    "Meaning",
-    "Storage",
-    "StoredTensor",
-    "Unreadable",
-    "attributes_of",
-    "dtype_of",
-    "is_module",
-    "raw_bytes",
-    "storage_of",
-    "tensor_of",
-]
-
-
-@dataclass(frozen=True, slots=True)
-class Storage:
-    """A run of bytes outside the pickle, as the pickle describes it."""
-
-    key: str
-    dtype: str
-    """Torch's name of its element type; "" if it is bytes."""
-    elements: int
-    """Number of elements; of bytes, if it has no type."""
-    first: int = 0
-    """Where a part of it begins that goes as a storage of its own (files before 2018)."""
-    count: int = -1
-    """How many elements that part has; all, if negative."""
-
-    @property
-    def width(self) -> int:
-        """Bytes of an element."""
-        return STORAGE_WIDTHS[self.dtype]
-
-    @property
-    def available(self) -> int:
-        """Elements a tensor on it may use."""
-        return self.elements if self.count < 0 else self.count
-
-
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
-    """A view of a storage."""
-
-    storage: Storage
-    dtype: str
-    """Torch's name."""
-    layout: Layout
-    conj: bool = False
-    neg: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class InlineTensor:
-    """A numpy array whose bytes lie in the pickle itself."""
-
-    dtype: "np.dtype[Any]"
-    shape: tuple[int, ...]
-    fortran: bool
-    data: bytes
-
-
-@dataclass(frozen=True, slots=True)
-class Unreadable:
-    """A tensor of a kind that is not read, and why."""
-
-    reason: str
-
-
-Meaning: TypeAlias = StoredTensor | InlineTensor | Unreadable
+__all__ = ["attributes_of", "is_module", "storage_of", "tensor_of"]
 
 
 def tensor_of(record: Any) -> Meaning | None:
@@ -135,9 +69,9 @@ def storage_of(record: Any) -> Storage:
     kind, key, count = pid[1], pid[2], pid[4]
     dtype = storage_dtype(kind.module, kind.name) if type(kind) is Global else None
     if dtype is None:
-        raise LayoutError(f"storage {_short(key)} is of an unknown class")
-    if type(key) is not str or type(count) is not int or count < 0:
-        raise LayoutError(f"storage {_short(key)} claims {_short(count)} elements")
+        raise LayoutError(f"storage {short(key)} is of an unknown class")
+    if type(key) is not str or type(count) is not int or not 0 <= count < MOST:
+        raise LayoutError(f"storage {short(key)} claims {short(count)} elements")
     if len(pid) == 5 or pid[5] is None:
         return Storage(key, dtype, count)
     view = pid[5]
@@ -201,26 +135,20 @@ def attributes_of(record: Any) -> dict[Any, Any]:
     return found
 
 
-def _ints(value: Any, what: str) -> tuple[int, ...]:
-    """A tuple of plain non-negative ints, also as torch.Size or a list."""
-    if type(value) is Call and type(value.func) is Global and value.func.name == "Size":
-        value = value.args[0] if value.args else ()
-    if type(value) not in (tuple, list) or not all(type(n) is int for n in value):
-        raise LayoutError(f"a tensor's {what} {_short(value)} is not a tuple of ints")
-    if any(n < 0 for n in value):
-        raise LayoutError(f"a tensor's {what} {_short(value)} is negative")
-    return tuple(value)
-
-
 def _view(storage: Storage, offset: Any, size: Any, stride: Any) -> Layout:
-    shape, strides = _ints(size, "size"), _ints(stride, "stride")
+    shape, strides = ints(size, "size"), ints(stride, "stride", most=ANY)
     if type(offset) is not int or offset < 0:
-        raise LayoutError(f"a tensor starts at {_short(offset)} of storage {storage.key!r}")
+        raise LayoutError(f"a tensor starts at {short(offset)} of storage {storage.key!r}")
     if len(shape) != len(strides):
         raise LayoutError(f"a tensor has {len(shape)} sizes and {len(strides)} strides")
-    if math.prod(shape) >= 2**60 or len(shape) > 64:
-        raise LayoutError(f"a tensor of shape {_short(shape)} is larger than any file")
-    return Layout(offset, shape, strides)
+    check_product(shape)
+    if 0 in shape:
+        return Layout.contiguous(shape)  # nothing is read: it may start and step wherever it likes
+    # A step over a single element is never taken; it may be any number.
+    taken = tuple(step if n > 1 else 0 for n, step in zip(shape, strides, strict=True))
+    if offset >= MOST or any(step >= MOST for step in taken):
+        raise LayoutError(f"a tensor steps out of storage {storage.key!r}")
+    return Layout(offset, shape, taken)
 
 
 def _fits(storage: Storage, layout: Layout, elements: int) -> Layout:
@@ -253,7 +181,7 @@ def _tensor_v3(call: Call) -> Meaning:
     storage = storage_of(args[0])
     dtype = args[6]
     if type(dtype) is not Global or canonical(dtype.module, dtype.name)[0] != "torch":
-        raise LayoutError(f"a tensor's dtype is {_short(dtype)}")
+        raise LayoutError(f"a tensor's dtype is {short(dtype)}")
     width = _WIDTHS.get(dtype.name)
     if width is None:
         return Unreadable(f"torch.{dtype.name} is not read")
@@ -278,100 +206,8 @@ def _bits(metadata: Any) -> tuple[bool, bool]:
     if metadata is None:
         return False, False
     if type(metadata) is not dict:
-        raise LayoutError(f"a tensor's metadata is {_short(metadata)}")
+        raise LayoutError(f"a tensor's metadata is {short(metadata)}")
     return metadata.get("conj") is True, metadata.get("neg") is True
-
-
-def _numpy(call: Call) -> Meaning | None:
-    """`_reconstruct(ndarray, (0,), b'b')` with state (version, shape, dtype, fortran, data)."""
-    state = call.states[-1] if call.states else None
-    if type(state) is not tuple or len(state) != 5:
-        return None
-    dtype = dtype_of(state[2])
-    if dtype is None:
-        return Unreadable("a numpy array of objects or of a type that is not a number")
-    return _inline(dtype, state[1], state[3] is True, raw_bytes(state[4]))
-
-
-def _from_buffer(call: Call) -> Meaning | None:
-    """`_frombuffer(data, dtype, shape, order)`."""
-    if len(call.args) != 4:
-        return None
-    data, dtype_record, shape, order = call.args
-    dtype = dtype_of(dtype_record)
-    if dtype is None:
-        return Unreadable("a numpy array of a type that is not a number")
-    return _inline(dtype, shape, order == "F", raw_bytes(data))
-
-
-def _scalar(call: Call) -> Meaning | None:
-    if len(call.args) != 2:
-        return None
-    dtype = dtype_of(call.args[0])
-    if dtype is None:
-        return None
-    return _inline(dtype, (), False, raw_bytes(call.args[1]))
-
-
-def _inline(dtype: "np.dtype[Any]", shape: Any, fortran: bool, data: bytes | None) -> Meaning:
-    sizes = _ints(shape, "size")
-    if data is None:
-        return Unreadable("a numpy array whose data is not bytes")
-    wanted = math.prod(sizes) * dtype.itemsize
-    if wanted != len(data):
-        raise LayoutError(
-            f"a numpy array of {dtype} {_short(sizes)} takes {wanted:,} bytes, "
-            f"{len(data):,} are there"
-        )
-    return InlineTensor(dtype, sizes, fortran, data)
-
-
-def dtype_of(record: Any) -> "np.dtype[Any] | None":
-    """A number type from `dtype('f4', False, True)` and its state; None for anything else."""
-    if type(record) is not Call or type(record.func) is not Global or not record.args:
-        return None
-    module, name = canonical(record.func.module, record.func.name)
-    code = record.args[0]
-    if (module, name) != ("numpy", "dtype") or type(code) is not str or code not in _NUMBERS:
-        return None
-    state = record.states[-1] if record.states else None
-    order = state[1] if type(state) is tuple and len(state) > 1 else "<"
-    return np.dtype((">" if order == ">" else "<") + code if code != "b1" else "?")
-
-
-_NUMBERS = {
-    *("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"),
-}
-
-
-def raw_bytes(record: Any) -> bytes | None:
-    """Bytes, also as `encode(text, 'latin1')`, in which older pickles carry them."""
-    if type(record) is bytes:
-        return record
-    if type(record) is Call and type(record.func) is Global:
-        name = canonical(record.func.module, record.func.name)
-        args = record.args
-        if name == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
-            try:
-                return args[0].encode("latin1") if type(args[0]) is str else None
-            except UnicodeEncodeError:
-                return None
-        if name in (("builtins", "bytes"), ("builtins", "bytearray")) and not args:
-            return b""
-        if name == ("builtins", "bytearray") and len(args) >= 1:
-            return raw_bytes(args[0])
-    return None
-
-
-def _short(value: Any) -> str:
-    """A value for a message: never the repr of something nested."""
-    if type(value) in (int, str, bool, float, type(None)):
-        text = repr(value)
-    elif type(value) in (tuple, list) and len(value) <= 8 and all(type(n) is int for n in value):
-        text = repr(tuple(value))
-    else:
-        text = f"a {type(value).__name__}"
-    return text if len(text) <= 60 else text[:57] + "..."
 
 
 def _unread(what: str) -> Any:
@@ -388,9 +224,7 @@ _BUILDERS = {
     ("torch._utils", "_rebuild_nested_tensor"): _unread("a nested tensor"),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): _unread("a tensor without data (meta)"),
     ("torch._utils", "_rebuild_wrapper_subclass"): _unread("a tensor that wraps others"),
-    ("numpy._core.multiarray", "_reconstruct"): _numpy,
-    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
-    ("numpy._core.multiarray", "scalar"): _scalar,
+    **rebuild_numpy.BUILDERS,
 }
 
 _WIDTHS = {

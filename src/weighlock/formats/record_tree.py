@@ -4,6 +4,7 @@ Knows containers, modules and objects by how their records look; not files. Ever
 and goes by identity: a pickle of 500 bytes can share its lists 2**60 times over.
 """
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,14 +12,10 @@ from typing import Any
 import numpy as np
 
 from weighlock.errors import LayoutError
+from weighlock.formats.meanings import InlineTensor, Meaning
 from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
-from weighlock.formats.rebuild import (
-    InlineTensor,
-    Meaning,
-    attributes_of,
-    raw_bytes,
-    tensor_of,
-)
+from weighlock.formats.rebuild import attributes_of, tensor_of
+from weighlock.formats.rebuild_numpy import raw_bytes
 from weighlock.formats.torch_names import canonical
 from weighlock.limits import Limits
 from weighlock.tensors.spec import check_name
@@ -68,6 +65,10 @@ _LISTS = {
     ("torch", "Size"),
 }
 _SIMPLE = {int, float, bool, str, bytes, type(None)}
+_LONG_TEXT = 65_536
+_LONGEST_PATH = 4096
+_MOST_NAME_BYTES = 64 * 1024 * 1024
+_REMEMBERED_PATHS = 10_000
 _LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
 
@@ -171,6 +172,8 @@ class _Survey:
         self.meaning: dict[int, Meaning] = {}
         self.holds_tensors: set[int] = set()
         self.plain: dict[int, Any] = {}
+        self._pruned: set[int] = set()
+        self._uses: Counter[int] = Counter()
         self._kept: list[Any] = []  # records made on the way, kept so that no id is used twice
 
     def visit(self, root: Any) -> None:
@@ -188,6 +191,7 @@ class _Survey:
             if key in done or key in open_nodes or type(node) in _SIMPLE:
                 continue
             self.limits.check("depth", len(open_nodes), "nesting of the checkpoint")
+            self._count_uses(node)
             meaning = tensor_of(node)
             if meaning is not None:
                 self.meaning[key] = meaning
@@ -203,10 +207,20 @@ class _Survey:
             stack.append((node, children))
             stack.extend((child, None) for _, child in reversed(children))
 
+    def _count_uses(self, node: Any) -> None:
+        """Refuse one long text that thousands of records would each make a copy of."""
+        for part in node.args[:1] if type(node) is Call else ():
+            if type(part) in (str, bytes) and len(part) > _LONG_TEXT:
+                self._uses[id(part)] += 1
+                copies = self._uses[id(part)] * len(part)
+                self.limits.check("pickle_bytes", copies * 8, "copies of one text")
+
     def _close(self, node: Any, children: list[tuple[Any, Any]]) -> None:
         if any(id(child) in self.holds_tensors for _, child in children):
             self.holds_tensors.add(id(node))
-        self.plain[id(node)] = self._plain(node, children)
+        plain = self.plain[id(node)] = self._plain(node, children)
+        if id(node) in self.holds_tensors and _is_bare(plain):
+            self._pruned.add(id(node))
 
     def value_of(self, child: Any) -> Any:
         """A child as a plain value; None for a tensor, and for what is still open (a cycle)."""
@@ -214,12 +228,8 @@ class _Survey:
 
     def _is_pruned(self, child: Any) -> bool:
         """Whether nothing but tensors was there."""
-        if id(child) not in self.holds_tensors:
-            return False
-        rest = self.plain.get(id(child))
-        if isinstance(rest, (list, tuple)):
-            return all(value is None for value in rest)
-        return rest is None or rest == {}
+        key = id(child)
+        return key in self._pruned or (key in self.meaning and self.plain.get(key) is None)
 
     def _plain(self, node: Any, children: list[tuple[Any, Any]]) -> Any:
         kind = type(node)
@@ -239,6 +249,13 @@ class _Survey:
         return entries if kind is dict else _plain_object(node, entries)
 
 
+def _is_bare(plain: Any) -> bool:
+    """Whether nothing is left of a container once the tensors are out of it."""
+    if isinstance(plain, (list, tuple)):
+        return all(value is None for value in plain)
+    return plain is None or plain == {}
+
+
 def _plain_object(call: Call, entries: dict[Any, Any]) -> Any:
     """An object as a plain value: what it is where that is known, else its class and content."""
     module, name = _name_of(call)
@@ -253,14 +270,16 @@ def _plain_object(call: Call, entries: dict[Any, Any]) -> Any:
     raw = raw_bytes(call)
     if raw is not None:
         return raw
-    if module == "pathlib" and name in _PATHS and all(type(part) is str for part in call.args):
+    texts = [part for part in call.args if type(part) is str]
+    is_path = module == "pathlib" and name in _PATHS and len(texts) == len(call.args)
+    if is_path and sum(map(len, texts)) <= _LONGEST_PATH:
         return "/".join(call.args).replace("//", "/")
     if (module, name) == ("torch", "device"):
-        return ":".join(str(part) for part in call.args if type(part) in (str, int))
-    if (module, name) == ("builtins", "complex") and all(
-        type(p) in (int, float) for p in call.args
-    ):
-        return complex(*call.args[:2])
+        return ":".join(label_of(part) for part in call.args if type(part) in (str, int))
+    parts = call.args[:2]
+    small = all(type(p) is float or (type(p) is int and abs(p) <= _LARGEST_KEY) for p in parts)
+    if (module, name) == ("builtins", "complex") and parts and small:
+        return complex(*parts)
     if module.endswith("AttributeDict") or name == "AttributeDict":
         return entries
     return {"__class__": f"{module}.{name}".strip("."), **entries}
@@ -278,6 +297,8 @@ def label_of(key: Any) -> str:
         return key
     if type(key) is bytes:
         return key.decode("utf-8", "backslashreplace")
+    if type(key) is int and abs(key) > _LARGEST_KEY:
+        return f"an int of {key.bit_length()} bits"
     if type(key) in (int, bool, float, type(None)):
         return str(key)
     if type(key) is tuple and len(key) <= 8 and all(type(part) in _SIMPLE for part in key):
@@ -293,6 +314,8 @@ class _Naming:
         self._tensors: dict[str, Meaning] = {}
         self._paths: dict[str, tuple[Any, ...]] = {}
         self._notes: list[str] = []
+        self._numbers: Counter[str] = Counter()
+        self._name_bytes = self._parts = 0
 
     def names_below(self, root: Any) -> tuple[dict[str, Meaning], tuple[str, ...]]:
         for path, node in self._paths_to_tensors(root):
@@ -311,7 +334,11 @@ class _Naming:
         nodes: list[Any] = []
         if id(root) in survey.holds_tensors:
             stack, nodes, on_path = [iter(children_of(root))], [root], {id(root)}
+        steps = 0
         while stack:
+            steps += 1
+            # Every tensor is a few steps away; more means paths that are many and lead nowhere.
+            survey.limits.check("tensors", steps // 8, "steps on the way to tensors")
             step = next(stack[-1], None)
             if step is None:
                 stack.pop()
@@ -333,6 +360,9 @@ class _Naming:
                 stack.append(iter(children_of(child)))
 
     def _enter(self, path: tuple[Any, ...], meaning: Meaning) -> None:
+        limits = self._survey.limits
+        self._parts += len(path)  # a few to a name, unless names are made to be many and long
+        limits.check("tensors", self._parts // 8, "names of tensors, by their parts")
         name = ".".join(label_of(part) for part in path) or "tensor"
         try:
             check_name(name)
@@ -340,17 +370,21 @@ class _Naming:
             escaped = name.encode("unicode_escape").decode() if name else "''"
             self._notes.append(f"a name that no file can hold is shown as {escaped!r}")
             name = "\\__metadata__" if name == "__metadata__" else escaped
+        limits.check("name_bytes", len(name), "length of a name")
+        self._name_bytes += len(name)
+        if self._name_bytes > _MOST_NAME_BYTES:
+            limits.check("tensors", limits.tensors + 1, "names of tensors, which grow too long")
         if name in self._tensors:
-            number = 2
-            while f"{name}#{number}" in self._tensors:
-                number += 1
+            first, self._numbers[name] = name, self._numbers[name] + 1
+            while (name := f"{first}#{self._numbers[first] + 1}") in self._tensors:
+                self._numbers[first] += 1
             self._notes.append(
-                f"{_spelled(self._paths[name])} and {_spelled(path)} would both be named {name!r}; "
-                f"the second is {name}#{number}"
+                f"{_spelled(self._paths.get(first, ()))} and {_spelled(path)} would both be named "
+                f"{first!r}; the second is {name}"
             )
-            name = f"{name}#{number}"
         self._tensors[name] = meaning
-        self._paths[name] = path
+        if len(self._paths) < _REMEMBERED_PATHS:
+            self._paths[name] = path
 
 
 def _spelled(path: tuple[Any, ...]) -> str:

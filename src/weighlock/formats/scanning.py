@@ -50,10 +50,12 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
         LimitExceeded: it is longer or does more than the limits allow.
     """
     limits = limits or Limits()
-    first = bytearray(min(4, source.size))
+    first = bytearray(min(9, source.size))
     source.read_into(0, memoryview(first))
     if first[:4] == b"PK\x03\x04":
         yield from _scan_archive(source, limits)
+        return
+    if first[8:9] == b"{":  # safetensors: its header's length may begin as a pickle does
         return
     start = 0
     while start < source.size:
@@ -70,15 +72,17 @@ def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
         if not named and "/data/" in f"/{member.name}":
             continue  # a storage: its bytes are numbers, and may begin with anything
         raw = inflated(source, member, limits.pickle_bytes, check_crc=False)
-        label = f"{source.label}: {member.name}"
-        found: dict[tuple[str, str], int] = {}
-        try:
-            read_pickle(Feed(raw, label=label), 0, limits, found)
-        except (FormatError, LimitExceeded):
-            yield from _as_findings(found, member.name)
-            if named or found:
-                raise
-        else:
+        feed = Feed(raw, label=f"{source.label}: {member.name}")
+        at = 0
+        while at < len(raw):  # a second pickle may follow the first
+            found: dict[tuple[str, str], int] = {}
+            try:
+                at = read_pickle(feed, at, limits, found).end
+            except (FormatError, LimitExceeded):
+                yield from _as_findings(found, member.name)
+                if found or (named and at == 0):
+                    raise
+                break
             yield from _as_findings(found, member.name)
 
 

@@ -11,7 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from weighlock.errors import HeaderError, LayoutError, TruncatedFile
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
-from weighlock.formats.rebuild import Storage, is_module, storage_of
+from weighlock.formats.meanings import Storage
+from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import read_tree
 from weighlock.formats.torch_refs import Place, make_refs
 from weighlock.limits import Limits

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
-from weighlock.formats.rebuild import InlineTensor, Meaning, Storage, StoredTensor, Unreadable
+from weighlock.formats.meanings import InlineTensor, Meaning, Storage, StoredTensor, Unreadable
 from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef

@@ -12,7 +12,8 @@ import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
 from weighlock.formats.inert_pickle import Feed, read_pickle
-from weighlock.formats.rebuild import Storage, is_module, storage_of
+from weighlock.formats.meanings import Storage
+from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import read_tree
 from weighlock.formats.torch_refs import Place, check_size, make_refs
 from weighlock.formats.zip_directory import DEFLATED, Member, data_span, inflated, read_directory

@@ -5,6 +5,7 @@ when only case differs, local headers that contradict the directory, overlaps, e
 ZIP; not what is in it.
 """
 
+import codecs
 import struct
 import zlib
 from collections.abc import Iterator
@@ -19,6 +20,8 @@ if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
 __all__ = ["Member", "data_span", "inflated", "read_directory"]
+
+codecs.lookup("cp437")  # imported now, not when a name asks for it
 
 _END = struct.Struct("<4sHHHHIIH")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
@@ -188,6 +191,8 @@ def _wide(
 
 def _checked(members: list[Member], directory: int, label: str) -> dict[str, Member]:
     """Members with the place where each must have ended; none twice, none over another."""
+    if members and members[0].header:
+        raise LayoutError(f"{members[0].header:,} bytes come before the first member", source=label)
     found: dict[str, Member] = {}
     folded: set[str] = set()
     for index, member in enumerate(members):

@@ -1,0 +1,126 @@
+"""What records can mean, as values, and the checks every number in a record has to pass.
+
+Pure and small: a meaning that exists is consistent in itself. Who decides that a record means one
+of these is `rebuild` and `rebuild_numpy`.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TYPE_CHECKING
+
+
+from weighlock.errors import LayoutError
+from weighlock.formats.pickle_records import Call, Global
+from weighlock.formats.torch_names import STORAGE_WIDTHS
+from weighlock.tensors.spec import Layout
+
+if TYPE_CHECKING:
+    import numpy as np
+
+__all__ = [
+    "ANY",
+    "MOST",
+    "InlineTensor",
+    "Meaning",
+    "Storage",
+    "StoredTensor",
+    "Unreadable",
+    "check_product",
+    "ints",
+    "short",
+]
+
+MOST = 2**60
+"""No count, size, stride or offset reaches this."""
+
+ANY = 1 << 100_000  # more than any int of a pickle
+MOST_DIMENSIONS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Storage:
+    """A run of bytes outside the pickle, as the pickle describes it."""
+
+    key: str
+    dtype: str
+    """Torch's name of its element type; "" if it is bytes."""
+    elements: int
+    """Number of elements; of bytes, if it has no type."""
+    first: int = 0
+    """Where a part of it begins that goes as a storage of its own (files before 2018)."""
+    count: int = -1
+    """How many elements that part has; all, if negative."""
+
+    @property
+    def width(self) -> int:
+        """Bytes of an element."""
+        return STORAGE_WIDTHS[self.dtype]
+
+    @property
+    def available(self) -> int:
+        """Elements a tensor on it may use."""
+        return self.elements if self.count < 0 else self.count
+
+
+@dataclass(frozen=True, slots=True)
+class StoredTensor:
+    """A view of a storage."""
+
+    storage: Storage
+    dtype: str
+    """Torch's name."""
+    layout: Layout
+    conj: bool = False
+    neg: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class InlineTensor:
+    """A numpy array whose bytes lie in the pickle itself."""
+
+    dtype: "np.dtype[Any]"
+    shape: tuple[int, ...]
+    fortran: bool
+    data: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """A tensor of a kind that is not read, and why."""
+
+    reason: str
+
+
+Meaning: TypeAlias = StoredTensor | InlineTensor | Unreadable
+
+
+def ints(value: Any, what: str, most: int = MOST) -> tuple[int, ...]:
+    """A tuple of plain non-negative ints, also as torch.Size or a list."""
+    if type(value) is Call and type(value.func) is Global and value.func.name == "Size":
+        value = value.args[0] if value.args else ()
+    if type(value) in (tuple, list) and len(value) > MOST_DIMENSIONS:
+        raise LayoutError(f"a tensor has {len(value):,} dimensions")
+    if type(value) not in (tuple, list) or not all(type(n) is int for n in value):
+        raise LayoutError(f"a tensor's {what} {short(value)} is not a tuple of ints")
+    if not all(0 <= n < most for n in value):
+        raise LayoutError(f"a tensor's {what} {short(value)} is negative or larger than any file")
+    return tuple(value)
+
+
+def check_product(shape: tuple[int, ...]) -> None:
+    """Raise `LayoutError` if no file could hold so many elements."""
+    if math.prod(size or 1 for size in shape) >= MOST // 16:
+        raise LayoutError(f"a tensor of shape {short(shape)} is larger than any file")
+
+
+def short(value: Any) -> str:
+    """A value for a message: never the repr of something nested."""
+    if type(value) is int and value.bit_length() > 256:
+        text = f"an int of {value.bit_length():,} bits"  # Python refuses to spell very long ones
+    elif type(value) in (int, str, bool, float, type(None)):
+        text = repr(value)
+    elif type(value) in (tuple, list) and len(value) <= 8 and all(type(n) is int for n in value):
+        text = f"({', '.join(map(short, value))})"
+    else:
+        text = f"a {type(value).__name__}"
+    return text if len(text) <= 60 else text[:57] + "..."

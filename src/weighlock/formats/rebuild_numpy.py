@@ -1,0 +1,116 @@
+"""What numpy's records mean: arrays and scalars whose bytes lie in the pickle itself.
+
+By exact names, like `rebuild`; nothing of numpy is called to find out.
+"""
+
+import math
+from typing import Any
+
+import numpy as np
+
+from weighlock.errors import LayoutError
+from weighlock.formats.meanings import (
+    InlineTensor,
+    Meaning,
+    Unreadable,
+    check_product,
+    ints,
+    short,
+)
+from weighlock.formats.pickle_records import Call, Global
+from weighlock.formats.torch_names import canonical
+
+__all__ = ["BUILDERS", "dtype_of", "raw_bytes"]
+
+
+def _numpy(call: Call) -> Meaning | None:
+    """`_reconstruct(ndarray, (0,), b'b')` with state (version, shape, dtype, fortran, data)."""
+    state = call.states[-1] if call.states else None
+    if type(state) is not tuple or len(state) != 5:
+        return None
+    dtype = dtype_of(state[2])
+    if dtype is None:
+        return Unreadable("a numpy array of objects or of a type that is not a number")
+    return _inline(dtype, state[1], state[3] is True, raw_bytes(state[4]))
+
+
+def _from_buffer(call: Call) -> Meaning | None:
+    """`_frombuffer(data, dtype, shape, order)`."""
+    if len(call.args) != 4:
+        return None
+    data, dtype_record, shape, order = call.args
+    dtype = dtype_of(dtype_record)
+    if dtype is None:
+        return Unreadable("a numpy array of a type that is not a number")
+    return _inline(dtype, shape, order == "F", raw_bytes(data))
+
+
+def _scalar(call: Call) -> Meaning | None:
+    if len(call.args) != 2:
+        return None
+    dtype = dtype_of(call.args[0])
+    if dtype is None:
+        return None
+    return _inline(dtype, (), False, raw_bytes(call.args[1]))
+
+
+def _inline(dtype: "np.dtype[Any]", shape: Any, fortran: bool, data: bytes | None) -> Meaning:
+    sizes = ints(shape, "size")
+    check_product(sizes)
+    if data is None:
+        return Unreadable("a numpy array whose data is not bytes")
+    wanted = math.prod(sizes) * dtype.itemsize
+    if wanted != len(data):
+        raise LayoutError(
+            f"a numpy array of {dtype} {short(sizes)} takes {wanted:,} bytes, "
+            f"{len(data):,} are there"
+        )
+    return InlineTensor(dtype, sizes, fortran, data)
+
+
+def dtype_of(record: Any) -> "np.dtype[Any] | None":
+    """A number type from `dtype('f4', False, True)` and its state; None for anything else."""
+    if type(record) is not Call or type(record.func) is not Global or not record.args:
+        return None
+    module, name = canonical(record.func.module, record.func.name)
+    code = record.args[0]
+    if (module, name) != ("numpy", "dtype") or type(code) is not str or code not in _NUMBERS:
+        return None
+    state = record.states[-1] if record.states else None
+    order = state[1] if type(state) is tuple and len(state) > 1 else "<"
+    return np.dtype((">" if order == ">" else "<") + code if code != "b1" else "?")
+
+
+_NUMBERS = {
+    *("b1", "i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8", "c8", "c16"),
+}
+
+
+def raw_bytes(record: Any) -> bytes | None:
+    """Bytes, also as `encode(text, 'latin1')`, in which older pickles carry them."""
+    for _ in range(8):  # bytearray(bytearray(…)) may be nested as deep as somebody likes
+        if type(record) is bytes:
+            return record
+        if type(record) is not Call or type(record.func) is not Global:
+            return None
+        name = canonical(record.func.module, record.func.name)
+        args = record.args
+        if name == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
+            try:
+                return args[0].encode("latin1") if type(args[0]) is str else None
+            except UnicodeEncodeError:
+                return None
+        if name in (("builtins", "bytes"), ("builtins", "bytearray")) and not args:
+            return b""
+        if name != ("builtins", "bytearray"):
+            return None
+        record = args[0]
+    return None
+
+
+BUILDERS = {
+    ("numpy._core.multiarray", "_reconstruct"): _numpy,
+    ("numpy._core.numeric", "_frombuffer"): _from_buffer,
+    ("numpy._core.multiarray", "scalar"): _scalar,
+}
+"""Records that are arrays, by name."""
