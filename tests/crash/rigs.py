@@ -8,6 +8,7 @@ import fcntl
 import json
 import os
 import re
+import select
 import shutil
 import signal
 import socket
@@ -38,7 +39,7 @@ class Child:
         socket.send_fds(server, [message], [stdin, said, self.errors.fileno()])
         os.close(stdin)
         os.close(said)
-        self._lines = open(self._said, "rb")  # noqa: SIM115
+        self._lines = open(self._said, "rb", buffering=0)  # noqa: SIM115
         self.pid = self._told("started")
 
     def __enter__(self):
@@ -60,6 +61,8 @@ class Child:
 
     def line(self):
         """What it says next; nothing if it has ended."""
+        said, _, _ = select.select([self._said], [], [], PATIENCE_S)
+        assert said, f"the child hangs\n{self.complaint()}"
         return self._lines.readline().decode().rstrip("\n")
 
     def go(self):

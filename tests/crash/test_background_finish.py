@@ -3,6 +3,7 @@
 Disks that wait for a word make the moments that matter; nothing here waits for time to pass.
 """
 
+import contextlib
 import errno
 import os
 import subprocess
@@ -221,6 +222,37 @@ def test_a_file_is_not_closed_while_another_thread_is_using_it(tmp_path, operati
     catalog.close()
     assert under_way == []
     assert os.listdir(tmp_path) in (["source.safetensors"], ["model", "source.safetensors"])
+
+
+def test_a_file_is_not_finished_while_another_thread_is_writing_to_it(tmp_path):
+    """Finishing may wait for the other thread or be refused; what appears is whole."""
+
+    class HoldsTheLast(WaitingDisk):
+        def instead(self, real, fd, data, offset):
+            if bytes(data) != NEW["codes"].tobytes():
+                return real(fd, data, offset)
+            return super().instead(real, fd, data, offset)
+
+    def finish():
+        with contextlib.suppress(weighlock.WeighlockError):
+            writer.finish()
+
+    disk = HoldsTheLast(PosixDisk(), "write")
+    writer = weighlock.Writer(tmp_path / "model", specs_of(NEW), disk=disk)
+    for name in [name for name in NEW if name != "codes"]:
+        writer.write(name, NEW[name])
+    writing = threading.Thread(target=writer.write, args=("codes", NEW["codes"]))
+    writing.start()
+    assert disk.reached.wait(PATIENCE_S)
+    finishing = threading.Thread(target=finish)
+    finishing.start()
+    finishing.join(1)  # it may also wait for the other one
+    early = (tmp_path / "model").exists()
+    disk.may_go_on.set()
+    writing.join(PATIENCE_S)
+    finishing.join(PATIENCE_S)
+    assert not early
+    assert seen(tmp_path / "model") in ("new", "absent")
 
 
 # --- the end of the interpreter ---

@@ -3,7 +3,6 @@
 import io
 import os
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -73,7 +72,7 @@ def _warm():
         assert read_all(content)
     for content in (b"", b"\x08", file_bytes("{]"), file_bytes(b'{"\xff"}')):
         assert not read_all(content)
-    np.lib.stride_tricks.as_strided(np.zeros(2), (2,), (0,))
+    "".encode("cp437")  # the names in a ZIP archive: the standard library imports it on first use
 
 
 def check(content):
@@ -140,7 +139,7 @@ def test_every_valid_file_is_read(file):
     assert read_all(file_bytes(header, data))
 
 
-@steady(400)
+@steady(250)
 @given(st.data())
 def test_valid_file_after_a_few_edits_of_its_header(data):
     header, tensors = data.draw(files())

@@ -73,7 +73,7 @@ def assert_disjoint(reads):
 
 
 @pytest.mark.parametrize("dtype", SLICEABLE)
-@steady(60)
+@steady(40)
 @given(data=st.data())
 def test_slices_equal_those_of_numpy_and_stay_within_their_cover(dtype, data):
     shape = data.draw(shapes(dtype, max_rank=5))
@@ -90,7 +90,7 @@ def test_slices_equal_those_of_numpy_and_stay_within_their_cover(dtype, data):
 
 
 @pytest.mark.parametrize("dtype", WHOLE)
-@steady(25)
+@steady(15)
 @given(data=st.data())
 def test_rows_are_one_read_of_exactly_their_bytes(dtype, data):
     shape = data.draw(shapes(dtype).filter(len))
@@ -141,7 +141,7 @@ BIG_SHAPES = [
 ]
 
 
-@steady(120)
+@steady(80)
 @given(st.data())
 def test_slices_of_big_tensors_skip_gaps_and_read_nothing_twice(big, data):
     shape = data.draw(st.sampled_from(BIG_SHAPES))
@@ -190,6 +190,7 @@ def layouts(draw):
     for size in reversed(shape):
         strides.append(step)
         step *= max(1, size) * draw(st.sampled_from([1, 1, 1, 2, 5000, 70_000]))
+        assume(step < 2**50)
     layout = Layout(draw(st.integers(0, 50)), shape, tuple(reversed(strides)))
     layout = narrow(layout, draw(indices(shape)))
     order = draw(st.permutations(range(len(layout.shape))))

@@ -7,6 +7,7 @@ import zlib
 
 import pytest
 
+from conftest import open_descriptors
 from suites.counting import CountingSource
 from weighlock.errors import ShortRead, SourceError
 from weighlock.sources.base import Source
@@ -32,10 +33,12 @@ class SourceSuite:
         raise NotImplementedError
 
     @pytest.fixture
-    def source(self, make, no_leaks):
+    def source(self, make):
+        before = open_descriptors()
         found = make(CONTENT)
         yield found
         found.close()
+        assert open_descriptors() == before
 
     def test_it_is_a_source(self, source):
         assert isinstance(source, Source)
@@ -103,7 +106,7 @@ class SourceSuite:
         finally:
             source.close()
 
-    def test_source_of_nothing(self, make, no_leaks):
+    def test_source_of_nothing(self, make):
         source = make(b"")
         assert source.size == 0
         assert read(source, 0, 0) == b""
