@@ -3,12 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 
-.PHONY: demo test quick bench lint clean
+.PHONY: demo test quick bench lint tools clean
 
 demo: $(VENV)/installed
 	$(BIN)/weighlock demo
 
-test: $(VENV)/tests-installed lint
+test: $(VENV)/tests-installed tools lint
 	$(BIN)/python -m pytest
 	$(BIN)/python -m benchmarks --quick
 
@@ -17,6 +17,11 @@ quick: $(VENV)/tests-installed lint
 
 bench:
 	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md
+
+# The crash tests inject faults with strace; without it they are skipped and say so.
+tools:
+	@command -v strace >/dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update -qq && apt-get install -qq -y strace; } || echo "strace could not be installed"
 
 lint: $(VENV)/tests-installed
 	$(BIN)/ruff check .

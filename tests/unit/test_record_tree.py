@@ -5,8 +5,8 @@ import time
 import pytest
 
 from weighlock.errors import LayoutError, LimitExceeded
-from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
 from weighlock.formats.meanings import StoredTensor, Unreadable
+from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
 from weighlock.formats.record_tree import read_tree
 from weighlock.limits import Limits
 

@@ -13,6 +13,7 @@ destination → fsync the directory. A reader finds the old file or the new one 
 
 import contextlib
 import os
+import stat
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
@@ -61,6 +62,7 @@ class AtomicFile:
         durable: bool = True,
         staged: bool = False,
         disk: Disk | None = None,
+        place: Place | None = None,
     ) -> None:
         self._disk = disk or PosixDisk()
         self._durable = durable
@@ -72,10 +74,9 @@ class AtomicFile:
         self._fd = -1
         self._temporary: str | None = None
         self._on_signal: CleanupOnSignal | None = None
-        self._place = Place(path, self._disk)
+        self._place = place or Place(path, self._disk)
         try:
-            if os.path.isdir(self.path) and not os.path.islink(self.path):
-                raise DiskError(f"{self.path}: cannot be written: it is a directory")
+            self._check_destination()
             with self._place.errors("cannot be created"):
                 self._create()
         except BaseException:
@@ -177,6 +178,23 @@ class AtomicFile:
                 return 0
             return count if self._disk.insert(self._fd, offset, count) else 0
 
+    def another(self) -> "AtomicFile":
+        """A second file for the same name in the same directory, whatever its path means now."""
+        place = self._place.again()
+        return AtomicFile(
+            self.path, durable=self._durable, staged=self._staged, disk=self._disk, place=place
+        )
+
+    def _check_destination(self) -> None:
+        try:
+            mode = os.lstat(self.path).st_mode
+        except OSError:
+            return  # there is none, or creating the file will say what is wrong
+        if stat.S_ISDIR(mode):
+            raise DiskError(f"{self.path}: cannot be written: it is a directory")
+        if not stat.S_ISREG(mode) and not stat.S_ISLNK(mode):
+            raise DiskError(f"{self.path}: cannot be written: it is a device, pipe or socket")
+
     def descriptor(self) -> int:
         """The open file, for reading back what was written."""
         return self._fd
@@ -237,13 +255,21 @@ class AtomicFile:
         return self._state is _State.GONE
 
     def _remove(self) -> None:
-        temporary, self._temporary = self._temporary, None
-        if temporary is not None:
+        try:
+            self._unlink_temporary()
+        except BaseException:  # of a signal: the impatient press Ctrl-C twice
+            self._unlink_temporary()
+            raise
+        finally:
+            if self._on_signal is not None:
+                self._on_signal.cancel()
+            self._close()
+
+    def _unlink_temporary(self) -> None:
+        if self._temporary is not None:
             with contextlib.suppress(OSError):
-                self._disk.unlink(self._place.directory, temporary)
-        if self._on_signal is not None:
-            self._on_signal.cancel()
-        self._close()
+                self._disk.unlink(self._place.directory, self._temporary)
+            self._temporary = None
 
     def _close(self) -> None:
         fd, self._fd = self._fd, -1

@@ -114,8 +114,14 @@ class AtomicDirectory:
     def discard(self) -> None:
         """Remove what was staged. Idempotent, and nothing after `commit`."""
         if self._staging is not None and os.getpid() == self._pid:
-            with contextlib.suppress(OSError):
+            try:
                 self._remove_staging()
+            except OSError:
+                pass
+            except BaseException:  # of a signal: the impatient press Ctrl-C twice
+                with contextlib.suppress(OSError):
+                    self._remove_staging()
+                raise
         self._staging = None
         inside, self._inside = self._inside, -1
         if inside >= 0:

@@ -4,6 +4,7 @@ Holding the directory means that one renamed or replaced meanwhile is never writ
 """
 
 import contextlib
+import copy
 import errno
 import os
 from collections.abc import Iterator
@@ -48,8 +49,9 @@ class Place:
     def no_space(self, wanted_bytes: int, number: int | None = None) -> NoSpace:
         """The error for a full disk, with both numbers."""
         free = self._free_bytes() or 0
+        needed = f"{wanted_bytes:,} bytes are needed" if wanted_bytes else "for another file"
         return NoSpace(
-            f"{self.path}: no space: {wanted_bytes:,} bytes are needed, {free:,} are free",
+            f"{self.path}: no space: {needed}, {free:,} bytes are free",
             wanted_bytes=wanted_bytes,
             free_bytes=free,
             errno=number or errno.ENOSPC,
@@ -76,6 +78,13 @@ class Place:
                 f"{error.strerror}; a power loss may undo it",
                 errno=error.errno,
             ) from error
+
+    def again(self) -> "Place":
+        """The same name in the same directory, with a descriptor of its own."""
+        other = copy.copy(self)
+        with self.errors("cannot be written"):
+            other.directory = os.dup(self.directory)
+        return other
 
     def close(self) -> None:
         directory, self.directory = self.directory, -1

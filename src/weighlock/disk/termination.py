@@ -57,6 +57,10 @@ class CleanupOnSignal:
         self._cleanup = None
         if threading.current_thread() is not threading.main_thread():
             return  # handlers can only be changed in the main thread; an idle one passes on
-        for number, previous in self._previous.items():
-            if signal.getsignal(number) is self:
-                signal.signal(number, previous)  # type: ignore[arg-type]
+        for number in _SIGNALS:
+            installed: object = signal.getsignal(number)
+            current = installed
+            while isinstance(current, CleanupOnSignal) and current._cleanup is None:
+                current = current._previous[number]  # ended before one that was installed later
+            if current is not installed:
+                signal.signal(number, current)  # type: ignore[arg-type]

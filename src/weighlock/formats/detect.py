@@ -104,7 +104,7 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
     buffer = bytearray(min(source.size, 512))
     source.read_into(0, memoryview(buffer))
     first = bytes(buffer)
-    if first.startswith(b"PK\x03\x04"):
+    if first.startswith(b"PK\x03\x04") and first[4:9] != b"\0\0\0\0{":
         return open_torch_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)

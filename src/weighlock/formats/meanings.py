@@ -6,8 +6,7 @@ of these is `rebuild` and `rebuild_numpy`.
 
 import math
 from dataclasses import dataclass
-from typing import Any, TypeAlias, TYPE_CHECKING
-
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weighlock.errors import LayoutError
 from weighlock.formats.pickle_records import Call, Global

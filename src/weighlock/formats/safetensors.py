@@ -4,6 +4,7 @@ Accepts exactly what the format allows, and nothing two readers could read diffe
 header; how a file is written without holding it is `writer`'s.
 """
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -60,6 +61,7 @@ def open_safetensors(source: "Source", limits: Limits | None = None) -> Catalog:
     header = _parse(bytes(raw), source.label, limits)
     refs = _refs(source, header.entries, 8 + length, limits)
     aliases = {name: kept for name, kept in header.metadata.items() if _is_alias(name, kept, refs)}
+    limits.check("tensors", len(refs) + len(aliases), f"{source.label}: tensors and tied names")
     refs.update({name: refs[kept].renamed(name) for name, kept in aliases.items()})
     return Catalog(refs, header.metadata, source.close, beside=Beside(aliases=aliases))
 
@@ -89,6 +91,12 @@ def _header_length(source: "Source", limits: Limits) -> int:
     return length
 
 
+# A list longer than 64 sizes can be, or a negative number: msgspec reads -0 as 0, others refuse it.
+_UNUSUAL = re.compile(rb"\[[^\[\]]{2000}|[\[,]\s*-")
+
+_SPARE_TOKENS = 65_536
+"""Objects, arrays and commas a header may hold beside its tensors."""
+
 _entries_decoder = msgspec.json.Decoder(dict[str, _Entry])
 _beside_decoder = msgspec.json.Decoder(_Beside)
 
@@ -101,17 +109,20 @@ def _parse(raw: bytes, source: str, limits: Limits) -> _Header:
     # An escaped spelling of the key hides from this count; the token bound below still holds.
     count = raw.count(b'"data_offsets"')
     limits.check("tensors", count, f"{source}: tensors in the header")
-    return _parse_plain(raw, limits) or _parse_strictly(raw, source, count, limits)
+    return _parse_plain(raw, count, limits) or _parse_strictly(raw, source, count, limits)
 
 
-def _parse_plain(raw: bytes, limits: Limits) -> _Header | None:
+def _parse_plain(raw: bytes, count: int, limits: Limits) -> _Header | None:
     """The header, if it is as plain as nearly all are; None if the strict parser must decide.
 
     msgspec keeps the last of two equal keys. Counting rules them out: without backslashes every
     string takes two quotes, and n tensors with m metadata entries need exactly 5n + 2m + 1 strings.
     One more key anywhere, twice or unknown, and the count is off.
     """
-    if b"\\" in raw:
+    if b"\\" in raw or _UNUSUAL.search(raw):
+        return None
+    # Counted before anything is built: `"a":{}` and `"a":""` are twenty times as large as objects.
+    if raw.count(b"{") > count + 2 or raw.count(b'"') > 10 * count + 4 * _SPARE_TOKENS:
         return None
     try:
         entries = _entries_decoder.decode(raw)
@@ -132,8 +143,9 @@ def _parse_plain(raw: bytes, limits: Limits) -> _Header | None:
 
 def _parse_strictly(raw: bytes, source: str, count: int, limits: Limits) -> _Header:
     """The header, key by key, or an error that says what is wrong with which tensor."""
-    # What `count` tensors need at the most, and some more for fields that readers must ignore.
-    tokens = count * (limits.rank + 8) + 65_536
+    # What `count` tensors usually need, and some more for fields that readers must ignore. Not what
+    # they could need: a text that only looks like many tensors would buy room for a bomb.
+    tokens = 16 * count + _SPARE_TOKENS
     found = strict_json.parse(raw, source=source, tokens=tokens)
     metadata = found.pop("__metadata__", None)
     if metadata is None:

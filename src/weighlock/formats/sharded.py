@@ -4,6 +4,7 @@ Names are known from the index alone; a shard is opened when one of its tensors 
 """
 
 import os
+import reprlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -24,6 +25,7 @@ from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.spec import check_name
 
 __all__ = ["INDEX_NAME", "ShardedRefs", "build_index", "open_index", "shard_name"]
 
@@ -65,7 +67,7 @@ def open_index(
         )
     raw = bytearray(source.size)
     source.read_into(0, memoryview(raw))
-    index = strict_json.parse(bytes(raw), source=path, tokens=4 * limits.tensors + 65_536)
+    index = strict_json.parse(bytes(raw), source=path, tokens=limits.tensors + 65_536)
     weight_map, metadata = _check_index(index, path)
     limits.check("tensors", len(weight_map), f"{path}: tensors in the index")
     names = sorted(set(weight_map.values()))
@@ -81,8 +83,16 @@ def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]
         raise HeaderError("has no weight_map: not the index of a sharded model", source=path)
     for name, shard in weight_map.items():
         if not isinstance(shard, str):
-            raise HeaderError(f"tensor {name!r} is mapped to {shard!r}, not a file", source=path)
-    metadata = index.get("metadata") or {}
+            raise HeaderError(
+                f"tensor {name!r} is mapped to {reprlib.repr(shard)}, not a file", source=path
+            )
+        try:
+            check_name(name)
+        except LayoutError as error:
+            raise LayoutError(str(error), source=path) from error
+    metadata = index.get("metadata")
+    if metadata is None:
+        metadata = {}
     if not isinstance(metadata, dict):
         raise HeaderError("its metadata is not an object", source=path)
     return weight_map, {

@@ -5,11 +5,16 @@ what it describes.
 """
 
 import json
+import math
 from typing import Any, NoReturn
 
 from weighlock.errors import HeaderError
 
 __all__ = ["parse"]
+
+
+_DEPTH = 127
+"""Levels of arrays and objects; serde_json, on which other readers are built, goes no deeper."""
 
 
 class _Duplicate(ValueError):
@@ -43,13 +48,21 @@ def parse(raw: bytes, *, source: str, tokens: int) -> Any:
             offset=error.start,
         ) from error
     try:
-        return json.loads(text, object_pairs_hook=_object, parse_constant=_constant)
+        found = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_constant=_constant,
+            parse_int=_integer,
+            parse_float=_float,
+        )
     except _Duplicate as error:
         raise HeaderError(str(error), source=source) from error
     except RecursionError as error:
         raise HeaderError("the JSON is nested too deeply", source=source) from error
-    except ValueError as error:  # JSONDecodeError, and ints of more digits than Python converts
+    except (ValueError, OverflowError) as error:  # or ints of more digits than Python converts
         raise HeaderError(f"the JSON cannot be read: {error}", source=source) from error
+    _check(found, source)
+    return found
 
 
 def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
@@ -61,6 +74,44 @@ def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
                 raise _Duplicate(f"the key {key!r} occurs twice in one object")
             seen.add(key)
     return found
+
+
+def _integer(text: str) -> int | float:
+    if text == "-0":
+        return -0.0  # as in other readers: no integer
+    number = int(text)
+    if len(text) > 300:
+        float(number)  # other readers take it for a double, and refuse what is out of its range
+    return number
+
+
+def _float(text: str) -> float:
+    number = float(text)
+    if math.isinf(number):
+        raise ValueError(f"{text[:20]} is out of range")
+    return number
+
+
+def _check(found: Any, source: str) -> None:
+    """Raise unless every text can be written and nothing lies deeper than others read."""
+    level, depth = [found], 0
+    while level:
+        depth += 1
+        below: list[Any] = []
+        for value in level:
+            if isinstance(value, (dict, list)):
+                if depth > _DEPTH:
+                    raise HeaderError("the JSON is nested too deeply", source=source)
+                below += value
+                below += value.values() if isinstance(value, dict) else ()
+            elif isinstance(value, str) and not value.isascii():
+                try:
+                    value.encode()
+                except UnicodeEncodeError as error:
+                    raise HeaderError(
+                        f"the JSON holds a lone surrogate in {value[:40]!r}", source=source
+                    ) from error
+        level = below
 
 
 def _constant(name: str) -> NoReturn:

@@ -4,7 +4,6 @@ Knows where tensors go in the file and how their bytes get there; that the file 
 not at all is `disk.atomic`'s.
 """
 
-import functools
 import logging
 import os
 import threading
@@ -119,7 +118,9 @@ class Writer:
     ) -> None:
         limits = limits or Limits()
         self._metadata = check_metadata(metadata)
+        self._claimed: set[str] = set()
         self._written: set[str] = set()
+        self._broken = False
         self._torch = False
         self._progress = progress or (lambda _: None)
         self._lock = threading.Lock()
@@ -131,10 +132,7 @@ class Writer:
             by_name = {spec.name: spec for spec in announced}
             ordered = None if data_order is None else [by_name[name] for name in data_order]
             self._placement = Planned(announced, self._metadata, limits, ordered)
-        self._new_file = functools.partial(
-            AtomicFile, path, durable=durable, staged=staged, disk=disk
-        )
-        self._file = self._new_file()
+        self._file = AtomicFile(path, durable=durable, staged=staged, disk=disk)
         try:
             self._file.reserve(self._placement.total_bytes)
         except BaseException:
@@ -159,6 +157,8 @@ class Writer:
             self.discard()
         elif not self._placement.sealed:
             self.finish()
+        elif self._broken:
+            raise LayoutError(f"{self.path}: was given up when a tensor could not be written")
 
     def write(self, name: str, tensor: object) -> None:
         """Write a tensor: a numpy array, a torch tensor on any device, or a ref.
@@ -183,8 +183,11 @@ class Writer:
             for offset, run in _runs(placed):
                 self._write_run(offset, run, output)
             output.flush()
+            with self._lock:
+                self._written.update(ref.name for _, ref in placed)
         except BaseException:
             if placed:  # places that were given away and not filled
+                self._broken = True
                 self.discard()
             raise
 
@@ -219,10 +222,10 @@ class Writer:
                 raise LayoutError(
                     f"{self.path}: tensor {ref.name!r} came after the file was finished or given up"
                 )
-            if ref.name in self._written:
+            if ref.name in self._claimed:
                 raise LayoutError(f"{self.path}: tensor {ref.name!r} was already written")
             offset = self._placement.place(ref.spec)
-            self._written.add(ref.name)
+            self._claimed.add(ref.name)
             self._torch = self._torch or isinstance(ref, TorchRef)
             return offset
 
@@ -268,6 +271,12 @@ class Writer:
             if missing:
                 more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
                 raise LayoutError(f"{self.path}: tensor {missing[0]!r}{more} was never written")
+            unfinished = self._claimed - self._written
+            if unfinished:
+                raise LayoutError(
+                    f"{self.path}: tensor {min(unfinished)!r} is still being written by another "
+                    "thread: wait for it before finishing"
+                )
             lacking = self._placement.lacking(self._metadata)
             if lacking:
                 self._make_room(lacking)
@@ -283,7 +292,7 @@ class Writer:
         if inserted:
             self._placement.moved(inserted)
             return
-        before, self._file = self._file, self._new_file()
+        before, self._file = self._file, self._file.another()
         try:
             start = self._placement.data_start
             self._placement.moved(count)

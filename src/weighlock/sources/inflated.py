@@ -8,7 +8,7 @@ import threading
 import zlib
 from typing import TYPE_CHECKING
 
-from weighlock.errors import FormatError, ShortRead
+from weighlock.errors import FormatError, ShortRead, SourceError
 
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
@@ -36,6 +36,7 @@ class InflatedSource:
         self._lock = threading.Lock()
         self.size = size
         self.label = label
+        self._closed = False
         self._restart()
 
     def __eq__(self, other: object) -> bool:
@@ -52,10 +53,14 @@ class InflatedSource:
         return InflatedSource, (self._source, self._start, self._length, self.size, self.label)
 
     def close(self) -> None:
-        """The source below belongs to somebody else."""
+        """Refuse further reads; the source below belongs to somebody else."""
+        self._closed = True
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Unpack up to the end of the buffer, and keep what falls into it."""
+        if self._closed or offset < 0:
+            what = "used after it was closed" if self._closed else f"has no byte {offset}"
+            raise SourceError(f"{self.label}: {what}")
         if offset + len(buffer) > self.size:
             raise ShortRead(
                 f"{self.label}: has {self.size:,} bytes; {len(buffer):,} were wanted at {offset:,}",

@@ -124,6 +124,8 @@ class FileSource:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from that offset, with two threads if it is large."""
+        if offset < 0:  # preadv would take -1 for "where the descriptor stands"
+            raise SourceError(f"{self.path}: has no byte {offset}")
         with self.descriptor() as fd:
             if len(buffer) >= _PARALLEL_BYTES:
                 _fill_with_two_threads(fd, offset, buffer, self.path)
@@ -272,10 +274,11 @@ def _fill_with_two_threads(fd: int, offset: int, buffer: memoryview, path: str) 
 class BytesSource:
     """Bytes in memory. A pickle of it holds them all."""
 
-    __slots__ = ("_view", "label")
+    __slots__ = ("_closed", "_view", "label")
 
     def __init__(self, data: "bytes | bytearray | memoryview", label: str = "bytes") -> None:
         self._view = memoryview(data).cast("B").toreadonly()
+        self._closed = False
         self.label = label
 
     @property
@@ -290,10 +293,14 @@ class BytesSource:
         return BytesSource, (bytes(self._view), self.label)
 
     def close(self) -> None:
-        """Nothing is held that garbage collection would not free."""
+        """Refuse further reads; the memory is whoever's it was."""
+        self._closed = True
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Copy from memory."""
+        if self._closed or offset < 0:
+            what = "used after it was closed" if self._closed else f"has no byte {offset}"
+            raise SourceError(f"{self.label}: {what}")
         found = self._view[offset : offset + len(buffer)]
         if len(found) != len(buffer):
             raise ShortRead(

@@ -47,17 +47,17 @@ class TensorSpec:
                 shape = _as_ints(self.name, shape)
                 break
         object.__setattr__(self, "shape", shape)
+        if len(shape) > _MOST_DIMENSIONS:  # before multiplying: a long product takes for ever
+            raise LayoutError(
+                f"tensor {self.name!r} has {len(shape)} dimensions, at most {_MOST_DIMENSIONS}"
+                " can be represented"
+            )
         bits = reach = self.dtype.bits
         for size in shape:
             if size < 0:
                 raise LayoutError(f"tensor {self.name!r} has a negative size in shape {shape}")
             bits *= size
             reach *= size or 1  # numpy refuses [2**40, 2**40, 0] too, though it holds nothing
-        if len(shape) > _MOST_DIMENSIONS:
-            raise LayoutError(
-                f"tensor {self.name!r} has {len(shape)} dimensions, at most {_MOST_DIMENSIONS}"
-                " can be represented"
-            )
         if reach > _LARGEST:
             raise LayoutError(f"tensor {self.name!r} of shape {shape} is larger than any file")
         if bits % 8:
