@@ -283,9 +283,13 @@ def test_a_tensor_that_fails_halfway_ends_the_writer(path, announced, no_leaks):
     assert alone(path)
 
 
-def test_a_block_that_swallows_the_failure_still_writes_nothing(path):
-    with weighlock.Writer(path, durable=False) as writer, pytest.raises(SourceError):
-        writer.copy("torn", failing())
+def test_a_block_that_swallows_the_failure_writes_nothing_and_says_so(path):
+    def swallow():
+        with weighlock.Writer(path, durable=False) as writer, pytest.raises(SourceError):
+            writer.copy("torn", failing())
+
+    with pytest.raises(LayoutError, match="given up"):
+        swallow()
     assert list(path.parent.iterdir()) == []
 
 
