@@ -30,6 +30,8 @@ def main():
     model, repeats = (QUICK, 1) if options.quick else (FULL, options.repeats)
     root = options.directory or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
     directory = tempfile.mkdtemp(prefix="weighlock-bench-", dir=root)
+    where = "tmpfs" if root == "/dev/shm" else "disk"
+    command = "make bench" if not options.only else f"python -m benchmarks {' '.join(sys.argv[1:])}"
     tables, missed, ran = [], [], 0
     try:
         for name in options.only or workloads.ALL:
@@ -52,15 +54,11 @@ def main():
             print("\n" + tables[-1], flush=True)
             ran += sum(map(len, samples.values()))
             missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
+            if options.output:  # after each, so that an interrupted run keeps what it measured
+                with open(options.output, "w") as file:
+                    file.write(document(tables, model, repeats, command, where))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
-    if options.output:
-        where = "tmpfs" if root == "/dev/shm" else "disk"
-        command = (
-            "make bench" if not options.only else f"python -m benchmarks {' '.join(sys.argv[1:])}"
-        )
-        with open(options.output, "w") as file:
-            file.write(document(tables, model, repeats, command, where))
     checked = "all" if options.quick else "the first of each"
     print(
         f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed"
