@@ -38,8 +38,9 @@ WORKLOAD = Workload(
         Contender("limit: numpy + preadv", None, script=_LIMIT),
         Contender("python alone", None, script="pass"),
         Contender("import numpy", None, script="import numpy"),
+        Contender("import numpy, weighlock", None, script="import numpy, weighlock"),
         Contender(
-            "import numpy, weighlock", None, script="import numpy, weighlock; weighlock.open"
+            "import numpy, weighlock.open", None, script="import numpy, weighlock; weighlock.open"
         ),
         Contender(
             "safetensors with torch", None, needs=("safetensors", "torch"), script=_SAFETENSORS
