@@ -14,6 +14,16 @@ WeighlockError
 ├─ DiskError (OSError)           bytes could not be put
 │  ├─ NoSpace                    the disk is or would be full           .wanted_bytes .free_bytes
 │  └─ NotDurable                 fsync failed: the new file was discarded, never retried
+├─ TransferError                 weights could not be moved between machines
+│  ├─ ShareGone                  the share is over or never was                           .reason
+│  ├─ Refused                    the other side, or our own policy, does not allow it
+│  ├─ Aborted                    somebody on this side asked to stop                      .reason
+│  ├─ ChunkCorrupt               a block does not match its digest (retryable)            .chunk
+│  ├─ PeerLost (OSError)         the connection broke or never came (retryable)
+│  └─ TransferTimeout (TimeoutError)  no progress within the time allowed (retryable)     .phase
+├─ ProtocolError                 something that is not the protocol was said
+│  ├─ LocalProtocolError         by this side: a fault of the program
+│  └─ RemoteProtocolError        by the other side
 └─ LimitExceeded                 input asks for more than `Limits` allows   .limit .asked .allowed
 ```
 
@@ -24,16 +34,26 @@ help is told by `retryable` on the class, never by the text. Knows no other modu
 from typing import ClassVar
 
 __all__ = [
+    "Aborted",
+    "ChunkCorrupt",
     "DiskError",
     "FormatError",
     "HeaderError",
     "LayoutError",
     "LimitExceeded",
+    "LocalProtocolError",
     "NoSpace",
     "NotDurable",
+    "PeerLost",
+    "ProtocolError",
+    "Refused",
+    "RemoteProtocolError",
+    "ShareGone",
     "ShortRead",
     "SourceChanged",
     "SourceError",
+    "TransferError",
+    "TransferTimeout",
     "TruncatedFile",
     "UnsupportedDType",
     "UnsupportedPickle",
@@ -140,6 +160,76 @@ class NoSpace(DiskError):
 
 class NotDurable(DiskError):
     """An fsync failed; what it was to protect has been discarded and is not retried."""
+
+
+class TransferError(WeighlockError):
+    """Weights could not be moved between machines."""
+
+
+class ShareGone(TransferError):
+    """The share is over, or there never was one of that id."""
+
+    def __init__(self, message: str, *, reason: str = "unknown") -> None:
+        super().__init__(message)
+        self.reason = reason
+        """unknown, revoked, expired or settled."""
+
+
+class Refused(TransferError):
+    """The other side, or the policy of this one, does not allow it."""
+
+
+class Aborted(TransferError):
+    """Somebody on this side asked to stop."""
+
+    def __init__(self, message: str, *, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason
+
+
+class ChunkCorrupt(TransferError):
+    """A block does not match its digest."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, chunk: int) -> None:
+        super().__init__(message)
+        self.chunk = chunk
+        """The number of the block."""
+
+
+class PeerLost(TransferError, OSError):
+    """The connection broke, could not be made, or was answered that nobody has time."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+        """When the other side asked to come back, where it did."""
+
+
+class TransferTimeout(TransferError, TimeoutError):
+    """No progress within the time allowed."""
+
+    retryable: ClassVar[bool] = True
+
+    def __init__(self, message: str, *, phase: str) -> None:
+        super().__init__(message)
+        self.phase = phase
+        """connect, first_byte or idle."""
+
+
+class ProtocolError(WeighlockError):
+    """Something that is not the protocol was said."""
+
+
+class LocalProtocolError(ProtocolError):
+    """This side said it: a fault of the program."""
+
+
+class RemoteProtocolError(ProtocolError):
+    """The other side said it."""
 
 
 class LimitExceeded(WeighlockError):

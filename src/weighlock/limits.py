@@ -41,6 +41,42 @@ class Limits:
     depth: int = 1000
     """Deepest nesting of lists, dicts and objects in a checkpoint."""
 
+    connections: int = 256
+    """Connections a server serves at once; further ones are refused."""
+
+    connections_per_peer: int = 64
+    """Of those, from one address: sixteen receivers behind one NAT."""
+
+    request_head_bytes: int = 16 * 1024
+    """Longest head of a request."""
+
+    request_body_bytes: int = 64 * 1024
+    """Longest body of a control request."""
+
+    head_s: float = 10.0
+    """Time for a request's head to arrive, from its first byte."""
+
+    idle_s: float = 30.0
+    """Time without a byte after which a connection is given up, on both sides."""
+
+    connect_s: float = 10.0
+    """Time for a connection to come about, TLS included."""
+
+    patience_s: float = 30.0
+    """How long a fetch without any progress is tried again."""
+
+    shares: int = 10_000
+    """Shares one server offers at once."""
+
+    gathered_bytes: int = 32 * 1024 * 1024
+    """Bytes of strided or compressed tensors that a server keeps ready for the next range."""
+
+    redirects: int = 5
+    """Redirects followed from a URL that a person gave."""
+
+    memory_bytes: int = 2**62
+    """Most bytes a fetch to memory may ask for; never more than the machine has."""
+
     def check(self, limit: str, asked: int, what: str) -> None:
         """Raise `LimitExceeded` if `asked` is above the limit of that name."""
         allowed: int = getattr(self, limit)

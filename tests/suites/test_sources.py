@@ -8,9 +8,11 @@ import zlib
 import pytest
 
 from conftest import open_descriptors
+from suites import served
 from suites.counting import CountingSource
 from weighlock.errors import ShortRead, SourceError
 from weighlock.sources.base import Source
+from weighlock.sources.http import HttpSource
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import BytesSource, FileSource
 
@@ -120,6 +122,13 @@ class SourceSuite:
         with pytest.raises(SourceError):
             read(source, 0, 1)
 
+    def test_closing_is_final_also_for_what_was_read_before(self, source):
+        assert read(source, 0, len(CONTENT)) == CONTENT
+        assert read(source, 5, 5) == CONTENT[5:10]
+        source.close()
+        with pytest.raises(SourceError):
+            read(source, 5, 5)
+
     def test_it_equals_itself_and_not_other_bytes(self, make, source):
         other = make(CONTENT[::-1])
         assert source == source
@@ -178,6 +187,49 @@ class TestInflatedSource(SourceSuite):
             return InflatedSource(around, 6, len(packed), len(content), "deflated")
 
         return make
+
+
+@pytest.fixture(scope="module")
+def web(tmp_path_factory):
+    """A directory and the origin that serves its files."""
+    directory = tmp_path_factory.mktemp("web")
+    process, origin = served.start(directory)
+    yield directory, origin
+    process.communicate(timeout=20)
+
+
+def make_remote(web, content, place, **options):
+    directory, origin = web
+    name = f"{len(list(directory.iterdir()))}"
+    (directory / name).write_bytes(content)
+    return HttpSource(f"{origin}/{place.format(name)}", **options)
+
+
+class TestHttpSourceThatVerifies(SourceSuite):
+    @pytest.fixture
+    def make(self, web):
+        return lambda content: make_remote(web, content, "s/{}/model.safetensors")
+
+    def test_it_verifies(self, source):
+        assert source.verifies
+
+
+class TestHttpSourceThatDoesNotVerify(SourceSuite):
+    @pytest.fixture
+    def make(self, web):
+        return lambda content: make_remote(web, content, "s/{}/model.safetensors", verify=False)
+
+    def test_it_does_not_verify(self, source):
+        assert not source.verifies
+
+
+class TestHttpSourceOfAPlainServer(SourceSuite):
+    @pytest.fixture
+    def make(self, web):
+        return lambda content: make_remote(web, content, "plain/{}/file")
+
+    def test_it_cannot_verify(self, source):
+        assert not source.verifies
 
 
 class TestCountingSourceOverFile(SourceSuite):

@@ -8,11 +8,13 @@ the system's: `atomic` says what they mean.
 import errno
 import fcntl
 import os
+import stat
 from typing import Protocol
 
 __all__ = ["Disk", "PosixDisk"]
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
+_AGAIN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
 _UNNAMED = getattr(os, "O_TMPFILE", 0)
 
 _NO_UNNAMED = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
@@ -36,6 +38,18 @@ class Disk(Protocol):
 
     def create(self, directory: int, name: str) -> int:
         """A new file; fails if the name exists, also as a link."""
+
+    def reopen(self, directory: int, name: str) -> int | None:
+        """A regular file that is there, locked for this process; None if it cannot be had."""
+
+    def names(self, directory: int) -> list[str]:
+        """What a directory holds."""
+
+    def lock(self, fd: int) -> bool:
+        """Lock a file for this process until it is closed; False if another one has."""
+
+    def truncate(self, fd: int, size: int) -> None:
+        """Give a file that length."""
 
     def make_directory(self, directory: int, name: str) -> None:
         """A new directory."""
@@ -98,6 +112,32 @@ class PosixDisk:
 
     def create(self, directory: int, name: str) -> int:
         return os.open(name, _NEW, 0o666, dir_fd=directory)
+
+    def reopen(self, directory: int, name: str) -> int | None:
+        try:
+            fd = os.open(name, _AGAIN, dir_fd=directory)
+        except OSError:
+            return None
+        status = os.fstat(fd)
+        ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        ours = ours and status.st_nlink == 1  # written through a second name it would change there
+        if ours and self.lock(fd):
+            return fd
+        os.close(fd)
+        return None
+
+    def names(self, directory: int) -> list[str]:
+        return os.listdir(directory)
+
+    def lock(self, fd: int) -> bool:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return False
+        return True
+
+    def truncate(self, fd: int, size: int) -> None:
+        os.ftruncate(fd, size)
 
     def make_directory(self, directory: int, name: str) -> None:
         os.mkdir(name, 0o777, dir_fd=directory)

@@ -4,29 +4,76 @@ Knows processes by number, start time and boot; not what they made.
 """
 
 import os
+import re
+from dataclasses import dataclass
 
-__all__ = ["MARK", "temporary_name"]
+__all__ = ["MARK", "Owner", "owner_of", "prefix_of", "temporary_name"]
 
 MARK = ".part-"
 """In the name of every temporary that lies beside a destination."""
 
 
-def temporary_name(destination: str) -> str:
-    """A new hidden name beside a destination: whose it is, and 64 random bits.
+@dataclass(frozen=True, slots=True)
+class Owner:
+    """A process, told apart from every other one.
 
     A process number comes back into use; together with the start time and the boot it does not, so
     that what a dead process left can be told from what a living one is writing.
     """
-    owner = f"{os.getpid()}-{_start_time()}-{_boot()}"
+
+    pid: int
+    started: str
+    boot: str
+
+    @classmethod
+    def current(cls) -> "Owner":
+        """This process."""
+        return cls(os.getpid(), _start_time(os.getpid()), _boot())
+
+    @property
+    def is_dead(self) -> bool:
+        """Whether it provably lives no more. What cannot be known counts as alive."""
+        if self == NOBODY:
+            return True
+        here = Owner.current()
+        if "0" in (self.boot, here.boot):
+            return False
+        if self.boot != here.boot:
+            return True
+        return _start_time(self.pid) != self.started
+
+
+NOBODY = Owner(0, "0", "0")
+"""Owns what was let go of on purpose."""
+
+
+def prefix_of(destination: str) -> str:
+    """What the temporaries of a destination begin with."""
     # 255 bytes is the longest name: the readable part is what may be cut.
     readable = os.fsdecode(os.fsencode(destination)[:120])
-    return f".{readable}{MARK}{owner}-{os.urandom(8).hex()}"
+    return f".{readable}{MARK}"
 
 
-def _start_time() -> str:
-    """Clock ticks from boot to this process's start."""
+def temporary_name(destination: str, owner: Owner | None = None) -> str:
+    """A new hidden name beside a destination: whose it is, and 64 random bits."""
+    owner = owner or Owner.current()
+    whose = f"{owner.pid}-{owner.started}-{owner.boot}"
+    return f"{prefix_of(destination)}{whose}-{os.urandom(8).hex()}"
+
+
+def owner_of(name: str, destination: str) -> Owner | None:
+    """Whose temporary of that destination a name is; None if it is none."""
+    prefix = prefix_of(destination)
+    found = re.fullmatch(r"(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]{16}", name[len(prefix) :])
+    if not name.startswith(prefix) or found is None:
+        return None
+    return Owner(int(found[1]), found[2], found[3])
+
+
+def _start_time(pid: int) -> str:
+    """Clock ticks from boot to a process's start; "0" if there is no such process."""
     try:
-        with open("/proc/self/stat", "rb") as status:
+        with open(f"/proc/{pid}/stat", "rb") as status:
             # The second field is the program's name in brackets and may hold anything.
             return status.read().rpartition(b")")[2].split()[19].decode()
     except OSError:

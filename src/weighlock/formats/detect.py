@@ -13,6 +13,7 @@ from weighlock.sources.base import Source
 from weighlock.sources.local import BytesSource, FileSource
 
 if TYPE_CHECKING:
+    from weighlock.sources.access import Access
     from weighlock.tensors.catalog import Catalog
 
 __all__ = ["Openable", "open_catalog", "open_source"]
@@ -33,20 +34,36 @@ _IMPOSTORS = (
 )
 
 
-def open_catalog(target: "Openable", limits: Limits | None = None) -> "Catalog":
+def open_catalog(
+    target: "Openable",
+    limits: Limits | None = None,
+    *,
+    access: "Access | None" = None,
+    verify: bool = True,
+) -> "Catalog":
     """Open weights: headers are read, tensors are not.
 
     Args:
-        target: a file, a directory or index of a sharded model, bytes, or a `Source`.
+        target: a file, a directory or index of a sharded model, an http(s) URL of any of these but
+            a directory, bytes, or a `Source`.
         limits: what the input may ask for.
+        access: credentials for URLs.
+        verify: read remote tensors in whole blocks and check their digests, where the server has
+            them; otherwise exactly the bytes that are needed, unchecked.
 
     Raises:
         FormatError: it is not in a format that can be read, or contradicts itself.
         SourceError: it could not be read.
+        TransferError: it is behind a URL, and could not be had.
     """
     limits = limits or Limits()
     if isinstance(target, (bytes, bytearray, memoryview)):
         return open_source(BytesSource(target), limits)
+    if isinstance(target, str) and target.lower().startswith(("http://", "https://")):
+        # Imported for URLs only: who opens a file does not wait for HTTP and TLS.
+        from weighlock.formats.remote import open_url
+
+        return open_url(target, limits, open_source, access=access, verify=verify)
     if isinstance(target, (str, os.PathLike)):
         return _open_path(os.fspath(target), limits)
     if isinstance(target, Source):
@@ -56,7 +73,7 @@ def open_catalog(target: "Openable", limits: Limits | None = None) -> "Catalog":
 
 def _open_path(path: str, limits: Limits) -> "Catalog":
     if "://" in path:
-        raise SourceError(f"{path}: URLs are not read by this version; download the file first")
+        raise SourceError(f"{path}: only http:// and https:// URLs can be opened")
     if os.path.isdir(path):
         return _open_directory(path, limits)
     if path.endswith(".index.json"):

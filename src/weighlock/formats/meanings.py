@@ -4,7 +4,6 @@ Pure and small: a meaning that exists is consistent in itself. Who decides that 
 of these is `rebuild` and `rebuild_numpy`.
 """
 
-import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -97,18 +96,26 @@ def ints(value: Any, what: str, most: int = MOST) -> tuple[int, ...]:
     """A tuple of plain non-negative ints, also as torch.Size or a list."""
     if type(value) is Call and type(value.func) is Global and value.func.name == "Size":
         value = value.args[0] if value.args else ()
-    if type(value) in (tuple, list) and len(value) > MOST_DIMENSIONS:
-        raise LayoutError(f"a tensor has {len(value):,} dimensions")
-    if type(value) not in (tuple, list) or not all(type(n) is int for n in value):
+    if type(value) is not tuple and type(value) is not list:
         raise LayoutError(f"a tensor's {what} {short(value)} is not a tuple of ints")
-    if not all(0 <= n < most for n in value):
-        raise LayoutError(f"a tensor's {what} {short(value)} is negative or larger than any file")
+    if len(value) > MOST_DIMENSIONS:
+        raise LayoutError(f"a tensor has {len(value):,} dimensions")
+    for number in value:
+        if type(number) is not int:
+            raise LayoutError(f"a tensor's {what} {short(value)} is not a tuple of ints")
+        if not 0 <= number < most:
+            raise LayoutError(
+                f"a tensor's {what} {short(value)} is negative or larger than any file"
+            )
     return tuple(value)
 
 
 def check_product(shape: tuple[int, ...]) -> None:
     """Raise `LayoutError` if no file could hold so many elements."""
-    if math.prod(size or 1 for size in shape) >= MOST // 16:
+    product = 1
+    for size in shape:
+        product *= size or 1
+    if product >= MOST // 16:
         raise LayoutError(f"a tensor of shape {short(shape)} is larger than any file")
 
 

@@ -39,7 +39,7 @@ def tensor_of(record: Any) -> Meaning | None:
         if type(record) is not Call or type(record.func) is not Global:
             return None
         name = canonical(record.func.module, record.func.name)
-        inner = _unwrapped(name, record)
+        inner = _unwrapped(name, record) if name[1] in _WRAPPERS else None
         if inner is None:
             break
         record = inner
@@ -113,6 +113,11 @@ _REBUILD_PARAMETER = {
     ("torch._utils", "_rebuild_parameter"),
     ("torch._utils", "_rebuild_parameter_with_state"),
 }
+_WRAPPERS = {
+    *("Parameter", "Buffer", "_rebuild_parameter", "_rebuild_parameter_with_state"),
+    *("_rebuild_from_type", "_rebuild_from_type_v2"),
+}
+"""The last parts of the names above and below: what is not among them wraps nothing."""
 _WITH_STATE = ("torch._utils", "_rebuild_parameter_with_state")
 _FROM_TYPE = {("torch._tensor", "_rebuild_from_type"), ("torch._tensor", "_rebuild_from_type_v2")}
 
@@ -122,6 +127,8 @@ def attributes_of(record: Any) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     for _ in range(16):
         if type(record) is not Call or type(record.func) is not Global:
+            break
+        if record.func.name not in _WRAPPERS:  # nearly always: a plain tensor
             break
         name = canonical(record.func.module, record.func.name)
         if (name in _FROM_TYPE or name == _WITH_STATE) and len(record.args) > 3:
@@ -144,11 +151,11 @@ def _view(storage: Storage, offset: Any, size: Any, stride: Any) -> Layout:
     check_product(shape)
     if 0 in shape:
         return Layout.contiguous(shape)  # nothing is read: it may start and step wherever it likes
-    # A step over a single element is never taken; it may be any number.
-    taken = tuple(step if n > 1 else 0 for n, step in zip(shape, strides, strict=True))
-    if offset >= MOST or any(step >= MOST for step in taken):
+    if 1 in shape:  # a step over a single element is never taken; it may be any number
+        strides = tuple(step if n > 1 else 0 for n, step in zip(shape, strides, strict=True))
+    if offset >= MOST or max(strides, default=0) >= MOST:
         raise LayoutError(f"a tensor steps out of storage {storage.key!r}")
-    return Layout(offset, shape, taken)
+    return Layout(offset, shape, strides)
 
 
 def _fits(storage: Storage, layout: Layout, elements: int) -> Layout:

@@ -177,6 +177,7 @@ class _Survey:
         self._kept: list[Any] = []  # records made on the way, kept so that no id is used twice
 
     def visit(self, root: Any) -> None:
+        most_depth = self.limits.depth
         done: set[int] = set()
         open_nodes: set[int] = set()
         stack: list[tuple[Any, list[tuple[Any, Any]] | None]] = [(root, None)]
@@ -190,8 +191,10 @@ class _Survey:
                 continue
             if key in done or key in open_nodes or type(node) in _SIMPLE:
                 continue
-            self.limits.check("depth", len(open_nodes), "nesting of the checkpoint")
-            self._count_uses(node)
+            if len(open_nodes) > most_depth:
+                self.limits.check("depth", len(open_nodes), "nesting of the checkpoint")
+            if type(node) is Call and node.args:
+                self._count_uses(node.args[0])
             meaning = tensor_of(node)
             if meaning is not None:
                 self.meaning[key] = meaning
@@ -199,7 +202,7 @@ class _Survey:
                 if isinstance(meaning, InlineTensor) and meaning.shape == ():
                     self.plain[key] = np.frombuffer(meaning.data, meaning.dtype)[0].item()
                 done.add(key)
-                stack.extend((child, None) for child in attributes_of(node).values())
+                stack.extend([(child, None) for child in attributes_of(node).values()])
                 continue
             children = children_of(node)
             self._kept.append(children)
@@ -207,13 +210,12 @@ class _Survey:
             stack.append((node, children))
             stack.extend((child, None) for _, child in reversed(children))
 
-    def _count_uses(self, node: Any) -> None:
+    def _count_uses(self, part: Any) -> None:
         """Refuse one long text that thousands of records would each make a copy of."""
-        for part in node.args[:1] if type(node) is Call else ():
-            if type(part) in (str, bytes) and len(part) > _LONG_TEXT:
-                self._uses[id(part)] += 1
-                copies = self._uses[id(part)] * len(part)
-                self.limits.check("pickle_bytes", copies * 8, "copies of one text")
+        if type(part) in (str, bytes) and len(part) > _LONG_TEXT:
+            self._uses[id(part)] += 1
+            copies = self._uses[id(part)] * len(part)
+            self.limits.check("pickle_bytes", copies * 8, "copies of one text")
 
     def _close(self, node: Any, children: list[tuple[Any, Any]]) -> None:
         if any(id(child) in self.holds_tensors for _, child in children):
@@ -318,9 +320,11 @@ class _Naming:
         self._name_bytes = self._parts = 0
 
     def names_below(self, root: Any) -> tuple[dict[str, Meaning], tuple[str, ...]]:
+        limits = self._survey.limits
         for path, node in self._paths_to_tensors(root):
             self._enter(path, self._survey.meaning[id(node)])
-            self._survey.limits.check("tensors", len(self._tensors), "names of tensors")
+            if len(self._tensors) > limits.tensors:
+                limits.check("tensors", len(self._tensors), "names of tensors")
         return self._tensors, tuple(self._notes)
 
     def _paths_to_tensors(self, root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
@@ -338,7 +342,8 @@ class _Naming:
         while stack:
             steps += 1
             # Every tensor is a few steps away; more means paths that are many and lead nowhere.
-            survey.limits.check("tensors", steps // 8, "steps on the way to tensors")
+            if steps % 1024 == 0:
+                survey.limits.check("tensors", steps // 8, "steps on the way to tensors")
             step = next(stack[-1], None)
             if step is None:
                 stack.pop()
@@ -362,15 +367,17 @@ class _Naming:
     def _enter(self, path: tuple[Any, ...], meaning: Meaning) -> None:
         limits = self._survey.limits
         self._parts += len(path)  # a few to a name, unless names are made to be many and long
-        limits.check("tensors", self._parts // 8, "names of tensors, by their parts")
-        name = ".".join(label_of(part) for part in path) or "tensor"
+        if self._parts // 8 > limits.tensors:
+            limits.check("tensors", self._parts // 8, "names of tensors, by their parts")
+        name = ".".join([label_of(part) for part in path]) or "tensor"
         try:
             check_name(name)
         except LayoutError:
             escaped = name.encode("unicode_escape").decode() if name else "''"
             self._notes.append(f"a name that no file can hold is shown as {escaped!r}")
             name = "\\__metadata__" if name == "__metadata__" else escaped
-        limits.check("name_bytes", len(name), "length of a name")
+        if len(name) > limits.name_bytes:
+            limits.check("name_bytes", len(name), "length of a name")
         self._name_bytes += len(name)
         if self._name_bytes > _MOST_NAME_BYTES:
             limits.check("tensors", limits.tensors + 1, "names of tensors, which grow too long")

@@ -21,7 +21,7 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Tensors", "own_metadata", "save"]
+__all__ = ["Tensors", "own_metadata", "save", "source_positions", "untied"]
 
 Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 
@@ -69,7 +69,7 @@ def save(
     if isinstance(tensors, Mapping):
         known = [as_ref(name, value) for name, value in tensors.items()]
         if tied == "alias":
-            known, aliases = _untied(known, beside)
+            known, aliases = untied(known, beside)
         refs = known
         if specs is None:
             specs = [ref.spec for ref in known]
@@ -79,7 +79,7 @@ def save(
         )
     else:
         refs = (as_ref(name, value) for name, value in tensors)
-    job = _Job(durable, beside, aliases, _positions(refs), progress, limits)
+    job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
     announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
     if max_shard_bytes is None:
         with job.writer(path, announced) as writer:
@@ -132,7 +132,7 @@ class _Job:
         )
 
 
-def _positions(refs: Iterable[TensorRef]) -> dict[str, int]:
+def source_positions(refs: Iterable[TensorRef]) -> dict[str, int]:
     """Offsets of tensors that all lie in one source; of any others, none."""
     stored = [ref for ref in refs if isinstance(ref, StoredRef)] if isinstance(refs, list) else []
     if not stored or len(stored) != len(refs) or len({id(ref.source) for ref in stored}) != 1:  # type: ignore[arg-type]
@@ -165,7 +165,7 @@ def own_metadata(catalog: Catalog) -> dict[str, str]:
     }
 
 
-def _untied(
+def untied(
     refs: list[TensorRef], metadata: Mapping[str, str]
 ) -> tuple[list[TensorRef], dict[str, str]]:
     """The refs without those that repeat another, and the names of those: name to name kept."""

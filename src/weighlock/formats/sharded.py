@@ -7,7 +7,8 @@ import os
 import reprlib
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Protocol
 
 import msgspec
 
@@ -27,9 +28,27 @@ from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import check_name
 
-__all__ = ["INDEX_NAME", "ShardedRefs", "build_index", "open_index", "shard_name"]
+if TYPE_CHECKING:
+    from weighlock.sources.base import Source
 
-OpenShard = Callable[[FileSource, Limits], Catalog]
+__all__ = [
+    "INDEX_NAME",
+    "Index",
+    "ShardedRefs",
+    "build_index",
+    "open_index",
+    "read_index",
+    "shard_name",
+]
+
+OpenShard = Callable[["Source", Limits], Catalog]
+
+
+class OpenFile(Protocol):
+    """Opens the bytes of a shard by its place: a path, or a URL."""
+
+    def __call__(self, place: str, /, *, hold: bool) -> "Source": ...
+
 
 INDEX_NAME = "model.safetensors.index.json"
 
@@ -60,21 +79,54 @@ def open_index(
             is not there.
     """
     limits = limits or Limits()
-    source = FileSource(path, hold=False)
+    index = read_index(FileSource(path, hold=False), limits)
+    places = {name: _confined(path, name) for name in index.shards}
+    refs = ShardedRefs(index.weight_map, places, limits, open_shard)
+    return Catalog(refs, index.metadata, refs.close, refs.shards)
+
+
+@dataclass(frozen=True, slots=True)
+class Index:
+    """What the index of a sharded model says."""
+
+    weight_map: Mapping[str, str]
+    """Tensor to file; files are plain names beside the index."""
+    metadata: Mapping[str, str]
+    raw: bytes
+    """The index as it was written."""
+
+    @property
+    def shards(self) -> list[str]:
+        """The files, in order of their names."""
+        return sorted(set(self.weight_map.values()))
+
+
+def read_index(source: "Source", limits: Limits) -> Index:
+    """The index in a source.
+
+    Raises:
+        FormatError: it contradicts itself, or names a file that does not lie beside it.
+    """
+    label = source.label
     if source.size > limits.header_bytes:
         raise HeaderError(
-            f"the index has {source.size:,} bytes, {limits.header_bytes:,} are allowed", source=path
+            f"the index has {source.size:,} bytes, {limits.header_bytes:,} are allowed",
+            source=label,
         )
     raw = bytearray(source.size)
     source.read_into(0, memoryview(raw))
-    index = strict_json.parse(bytes(raw), source=path, tokens=limits.tensors + 65_536)
-    weight_map, metadata = _check_index(index, path)
-    limits.check("tensors", len(weight_map), f"{path}: tensors in the index")
-    names = sorted(set(weight_map.values()))
-    limits.check("shards", len(names), f"{path}: files in the index")
-    places = {name: _confined(path, name) for name in names}
-    refs = ShardedRefs(weight_map, places, limits, open_shard)
-    return Catalog(refs, metadata, refs.close, refs.shards)
+    found = strict_json.parse(bytes(raw), source=label, tokens=limits.tensors + 65_536)
+    weight_map, metadata = _check_index(found, label)
+    limits.check("tensors", len(weight_map), f"{label}: tensors in the index")
+    index = Index(weight_map, metadata, bytes(raw))
+    limits.check("shards", len(index.shards), f"{label}: files in the index")
+    for name in index.shards:
+        if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
+            raise LayoutError(
+                f"names the shard {name!r}: shards lie beside their index, without a path",
+                source=label,
+            )
+    return index
 
 
 def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -102,12 +154,7 @@ def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]
 
 
 def _confined(index_path: str, name: str) -> str:
-    """The path of a shard, which must be a plain name beside its index."""
-    if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
-        raise LayoutError(
-            f"names the shard {name!r}: shards lie beside their index, without a path",
-            source=index_path,
-        )
+    """The path of a shard, which must be there and lie beside its index."""
     directory = os.path.dirname(os.path.abspath(index_path))
     path = os.path.join(directory, name)
     if not os.path.lexists(path):
@@ -137,18 +184,21 @@ class ShardedRefs(Mapping[str, TensorRef]):
         places: Mapping[str, str],
         limits: Limits,
         open_shard: "OpenShard",
+        open_file: "OpenFile" = FileSource,
     ) -> None:
         self._weight_map = dict(weight_map)
         self._places = dict(places)
         self._limits = limits
         self._open_shard = open_shard
+        self._open_file = open_file
         self._shards: dict[str, Catalog] = {}
         self._closed = False
         self._lock = threading.Lock()
         self._pid = os.getpid()
 
     def __reduce__(self) -> "tuple[Callable[..., ShardedRefs], tuple[object, ...]]":
-        return ShardedRefs, (self._weight_map, self._places, self._limits, self._open_shard)
+        how = self._open_shard, self._open_file
+        return ShardedRefs, (self._weight_map, self._places, self._limits, *how)
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._weight_map)
@@ -203,7 +253,7 @@ class ShardedRefs(Mapping[str, TensorRef]):
 
     def _open_new(self, shard: str) -> Catalog:
         hold = len(self._shards) < self._limits.open_files
-        source = FileSource(self._places[shard], hold=hold)
+        source = self._open_file(self._places[shard], hold=hold)
         try:
             catalog = self._open_shard(source, self._limits)
             for name in catalog:

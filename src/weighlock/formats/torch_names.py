@@ -3,6 +3,8 @@
 Knows which names are harmless to name; what records with these names mean is `rebuild`'s.
 """
 
+import functools
+
 __all__ = [
     "STORAGE_DTYPES",
     "STORAGE_WIDTHS",
@@ -143,6 +145,7 @@ def is_known(module: str, name: str) -> bool:
     return (module, name) in _KNOWN
 
 
+@functools.lru_cache(256)
 def storage_dtype(module: str, name: str) -> str | None:
     """The element type of a storage class; "" for plain bytes; None if it is no such class."""
     module, name = canonical(module, name)

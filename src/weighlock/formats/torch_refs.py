@@ -3,6 +3,7 @@
 Knows meanings and sources; not which container the storages lie in.
 """
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
@@ -68,10 +69,7 @@ def _inline(name: str, meaning: InlineTensor) -> ArrayRef:
 def _stored(
     name: str, meaning: StoredTensor, place_of: Callable[[Storage], Place], *, swap: bool
 ) -> TensorRef:
-    try:
-        dtype = DType.of(f"torch.{meaning.dtype}")
-    except UnsupportedDType as error:
-        raise UnsupportedDType(f"torch.{meaning.dtype} is not read") from error
+    dtype = _dtype(meaning.dtype)
     layout = meaning.layout
     if dtype is DType.F4:
         layout = _of_pairs(layout)
@@ -86,6 +84,14 @@ def _stored(
     if (swap and dtype.bits > 8) or meaning.conj or meaning.neg:
         return AdjustedRef(ref, swap and dtype.bits > 8, meaning.conj, meaning.neg)
     return ref
+
+
+@functools.cache
+def _dtype(name: str) -> DType:
+    try:
+        return DType.of(f"torch.{name}")
+    except UnsupportedDType as error:
+        raise UnsupportedDType(f"torch.{name} is not read") from error
 
 
 def _of_pairs(layout: Layout) -> Layout:

@@ -16,7 +16,14 @@ from weighlock.formats.meanings import Storage
 from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import read_tree
 from weighlock.formats.torch_refs import Place, check_size, make_refs
-from weighlock.formats.zip_directory import DEFLATED, Member, data_span, inflated, read_directory
+from weighlock.formats.zip_directory import (
+    DEFLATED,
+    LocalHeaders,
+    Member,
+    data_span,
+    inflated,
+    read_directory,
+)
 from weighlock.limits import Limits
 from weighlock.sources.inflated import InflatedSource
 from weighlock.tensors.arrays import byte_view, empty
@@ -62,6 +69,7 @@ class _Archive:
     def __init__(self, source: "Source", limits: Limits) -> None:
         self._source = source
         self._members = read_directory(source, limits)
+        self._headers = LocalHeaders(source)
         self.prefix = self._find_prefix()
         self.big_endian = self._byte_order() == "big"
         self._places: dict[str, Place] = {}
@@ -82,7 +90,7 @@ class _Archive:
         return place
 
     def _place(self, member: Member) -> Place:
-        span = data_span(self._source, member)
+        span = data_span(self._headers, member, self._source.label)
         if member.method != DEFLATED:
             return Place(self._source, span)
         label = f"{self._source.label}: {member.name}"

@@ -19,7 +19,7 @@ from weighlock.tensors.spec import Span
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["Member", "data_span", "inflated", "read_directory"]
+__all__ = ["DEFLATED", "LocalHeaders", "Member", "data_span", "inflated", "read_directory"]
 
 codecs.lookup("cp437")  # imported now, not when a name asks for it
 
@@ -34,6 +34,8 @@ _UTF8 = 0x800
 _DESCRIPTOR = 0x8
 _FULL = 0xFFFF_FFFF
 STORED, DEFLATED = 0, 8
+
+_NEAR_BYTES = 64 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,16 +221,36 @@ def _checked(members: list[Member], directory: int, label: str) -> dict[str, Mem
     return found
 
 
-def data_span(source: "Source", member: Member) -> Span:
+class LocalHeaders:
+    """The heads of members. Those that lie near each other are read together."""
+
+    def __init__(self, source: "Source") -> None:
+        self._source = source
+        self._start = 0
+        self._bytes = b""
+
+    def read(self, member: Member, length: int) -> bytes:
+        """The first bytes of a member."""
+        first = member.header - self._start
+        if first < 0 or first + length > len(self._bytes):
+            # Twice near the same place: then many small members follow each other.
+            is_near = 0 <= first < len(self._bytes) + _NEAR_BYTES
+            wanted = _NEAR_BYTES if is_near else length
+            raw = bytearray(max(length, min(wanted, self._source.size - member.header)))
+            self._source.read_into(member.header, memoryview(raw))
+            self._start, self._bytes, first = member.header, bytes(raw), 0
+        return self._bytes[first : first + length]
+
+
+def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
     """Where a member's bytes lie, after its local header has agreed with the directory."""
-    label = source.label
-    raw = bytearray(
-        min(member.limit - member.header, _LOCAL.size + 2 * len(member.name.encode()) + 256)
-    )
-    source.read_into(member.header, memoryview(raw))
+    encoded = member.name.encode()
+    most = _LOCAL.size + 2 * len(encoded) + 256
+    raw = headers.read(member, min(member.limit - member.header, most))
     signature, _, flags, method, _, _, crc, stored, size, n, e = _LOCAL.unpack_from(raw)
-    name = bytes(raw[_LOCAL.size : _LOCAL.size + n])
-    if signature != b"PK\3\4" or _name(name or b"\0", flags, label) != member.name:
+    name = raw[_LOCAL.size : _LOCAL.size + n]
+    is_same = name == encoded and name.isascii()
+    if signature != b"PK\3\4" or not (is_same or _name(name or b"\0", flags, label) == member.name):
         raise LayoutError(
             f"member {member.name!r} has another name at {member.header:,}", source=label
         )
@@ -236,7 +258,8 @@ def data_span(source: "Source", member: Member) -> Span:
         raise LayoutError(
             f"member {member.name!r} is packed in another way than it says", source=label
         )
-    if not flags & _DESCRIPTOR or size or stored or crc:
+    exact = stored == member.stored_bytes and size == member.size and crc == member.crc
+    if not exact and (not flags & _DESCRIPTOR or size or stored or crc):
         expected = (member.stored_bytes, member.size, member.crc)
         for told, known in zip((stored, size, crc), expected, strict=True):
             if told not in (known, _FULL) and not (flags & _DESCRIPTOR and told == 0):
@@ -261,7 +284,7 @@ def inflated(source: "Source", member: Member, most_bytes: int, *, check_crc: bo
             f"member {member.name!r} has {member.size:,} bytes, {most_bytes:,} are allowed",
             source=source.label,
         )
-    span = data_span(source, member)
+    span = data_span(LocalHeaders(source), member, source.label)
     raw = bytearray(span.length)
     source.read_into(span.offset, memoryview(raw))
     data = bytes(raw)

@@ -4,12 +4,14 @@ Reading goes through `pread`, never mmap: a file truncated under a mapping kills
 SIGBUS, a `pread` of it comes back short and raises.
 """
 
+import _thread
 import contextlib
+import ctypes
 import errno
 import os
 import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -21,9 +23,11 @@ _PARALLEL_BYTES = 8 * 1024 * 1024
 """From this size on two threads share a read: page faults and copies then run on two cores."""
 
 _HUGE_PAGE = 2 * 1024 * 1024
+_STRIP_BYTES = 2 * _HUGE_PAGE
 _MOST_PER_CALL = 0x7FFF_F000  # what Linux moves in one system call at the most
 
 Path: TypeAlias = "str | os.PathLike[str]"
+Part: TypeAlias = tuple[int, memoryview]
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,9 +132,21 @@ class FileSource:
             raise SourceError(f"{self.path}: has no byte {offset}")
         with self.descriptor() as fd:
             if len(buffer) >= _PARALLEL_BYTES:
-                _fill_with_two_threads(fd, offset, buffer, self.path)
+                _fill_with_two_threads(fd, ((offset, buffer),), self.path)
             else:
                 _fill(fd, offset, buffer, self.path)
+
+    def read_many(self, parts: Sequence[Part]) -> None:
+        """Fill each buffer from its offset: with two threads, and one look at the fingerprint."""
+        for offset, _ in parts:
+            if offset < 0:
+                raise SourceError(f"{self.path}: has no byte {offset}")
+        with self.descriptor() as fd:
+            if sum(len(buffer) for _, buffer in parts) >= _PARALLEL_BYTES:
+                _fill_with_two_threads(fd, parts, self.path)
+            else:
+                for offset, buffer in parts:
+                    _fill(fd, offset, buffer, self.path)
 
     @contextlib.contextmanager
     def descriptor(self) -> Iterator[int]:
@@ -250,25 +266,59 @@ def _fill(fd: int, offset: int, buffer: memoryview, path: str) -> None:
         ) from error
 
 
-def _fill_with_two_threads(fd: int, offset: int, buffer: memoryview, path: str) -> None:
-    # Cut on a huge page of the buffer, or both threads fault on the same one.
-    half = len(buffer) // 2 // _HUGE_PAGE * _HUGE_PAGE
-    failure: list[BaseException] = []
+def _fill_with_two_threads(fd: int, parts: Iterable[Part], path: str) -> None:
+    """Fill buffers with two threads that take the next strip each.
 
-    def second_half() -> None:
+    Strips, not halves: a thread that starts late or meets slow pages does less, and neither waits.
+    """
+    strips = _strips(parts)
+    taking = threading.Lock()  # a generator cannot be asked by two threads at once
+    failures: list[BaseException] = []
+
+    def work() -> None:
         try:
-            _fill(fd, offset + half, buffer[half:], path)
+            while not failures:
+                with taking:
+                    strip = next(strips, None)
+                if strip is None:
+                    return
+                _fill(fd, *strip, path)
         except BaseException as error:
-            failure.append(error)
+            failures.append(error)
 
-    helper = threading.Thread(target=second_half, name="weighlock-read", daemon=True)
-    helper.start()
+    def help_working() -> None:
+        try:
+            work()
+        finally:
+            helping.release()
+
+    helping = threading.Lock()
+    helping.acquire()
+    # Not threading.Thread: its start() waits until the thread runs, 0.1 ms of a read's 1.5.
+    _thread.start_new_thread(help_working, ())
+    work()
     try:
-        _fill(fd, offset, buffer[:half], path)
-    finally:
-        helper.join()
-    if failure:
-        raise failure[0]
+        helping.acquire()
+    except BaseException as error:  # Ctrl-C: the helper must let go of buffer and descriptor first
+        failures.append(error)
+        helping.acquire()
+    if failures:
+        raise failures[0]
+
+
+def _strips(parts: Iterable[Part]) -> Iterator[Part]:
+    for offset, buffer in parts:
+        begin = 0
+        # The first ends where a huge page does: two threads never fault on the same one.
+        end = _STRIP_BYTES - _address(buffer) % _HUGE_PAGE if len(buffer) > _STRIP_BYTES else None
+        while begin < len(buffer):
+            yield offset + begin, buffer[begin:end]
+            begin = len(buffer) if end is None else end
+            end = begin + _STRIP_BYTES
+
+
+def _address(buffer: memoryview) -> int:
+    return ctypes.addressof(ctypes.c_char.from_buffer(buffer))
 
 
 class BytesSource:

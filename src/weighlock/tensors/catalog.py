@@ -6,12 +6,13 @@ Knows names, refs and metadata. What it reads from is the refs' business.
 import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType, TracebackType
 from typing import TYPE_CHECKING, Any, Self
 
 from weighlock.errors import LayoutError
 from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.stored import load_together
 
 if TYPE_CHECKING:
     from weighlock.tensors.arrays import Array
@@ -189,20 +190,21 @@ class Catalog(Mapping[str, TensorRef]):
         """Other refs into the same files; those are still this catalog's to close."""
         return Catalog(refs, self._metadata, shards=self._shards, beside=self._beside)
 
+    def noted(self, note: str) -> "Catalog":
+        """The same catalog with one more note; it takes over what there is to close."""
+        beside = replace(self._beside, notes=(*self._beside.notes, note))
+        return Catalog(self._refs, self._metadata, self._close, self._shards, beside)
+
     def map(self, change: Callable[[TensorRef], TensorRef]) -> "Catalog":
         """The same names with a changed ref each, such as one that casts as it reads."""
         return self._with({name: change(ref) for name, ref in self.items()})
 
     def load(self) -> "dict[str, Array]":
         """Every tensor as a numpy array. A tensor of several names is read once and shared."""
-        loaded: dict[object, Array] = {}
-        result: dict[str, Array] = {}
-        for name, ref in self.items():
-            identity = ref.identity()
-            if identity not in loaded:
-                loaded[identity] = ref.load()
-            result[name] = loaded[identity]
-        return result
+        identities = {name: ref.identity() for name, ref in self.items()}
+        unique = {identity: self[name] for name, identity in identities.items()}
+        arrays = dict(zip(unique, load_together(unique.values()), strict=True))
+        return {name: arrays[identity] for name, identity in identities.items()}
 
     def load_into(self, target: object, *, strict: bool = True, cast: bool = False) -> LoadReport:
         """Read straight into existing arrays or parameters.

@@ -11,10 +11,10 @@ from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.convert import check_cast
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.ref import PIECE_BYTES, TensorRef
+from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
 from weighlock.tensors.torch import TorchRef, from_array, is_tensor
 
-__all__ = ["Slot", "slots_of"]
+__all__ = ["Slot", "slots_of", "targets_of"]
 
 _BLOCK_ELEMENTS = PIECE_BYTES // 8
 """Elements converted at a time."""
@@ -29,9 +29,12 @@ class Slot(Protocol):
     def fill(self, ref: TensorRef) -> None:
         """Read the ref into it."""
 
+    def memory(self) -> memoryview | None:
+        """Its bytes as a file holds them, if they lie so in memory."""
 
-def slots_of(target: object) -> dict[str, Slot]:
-    """The places of a mapping of arrays or tensors, or of a torch module, by name."""
+
+def targets_of(target: object) -> Mapping[str, object]:
+    """The arrays or tensors of a mapping or a torch module, by name."""
     if not isinstance(target, Mapping):
         state_dict = getattr(target, "state_dict", None)
         if not callable(state_dict):
@@ -41,8 +44,13 @@ def slots_of(target: object) -> dict[str, Slot]:
             )
         target = state_dict()
     assert isinstance(target, Mapping)  # noqa: S101
+    return target
+
+
+def slots_of(target: object) -> dict[str, Slot]:
+    """The places of a mapping of arrays or tensors, or of a torch module, by name."""
     slots: dict[str, Slot] = {}
-    for name, value in target.items():
+    for name, value in targets_of(target).items():
         if isinstance(value, np.ndarray):
             slots[name] = _ArraySlot(value)
         elif is_tensor(value):
@@ -91,6 +99,9 @@ class _ArraySlot:
         if not self.array.flags.writeable:
             raise LayoutError(f"tensor {ref.name!r}: the array is read-only")
 
+    def memory(self) -> memoryview | None:
+        return ArrayRef.of("array", self.array).memory()
+
     def fill(self, ref: TensorRef) -> None:
         if self.array.dtype == ref.dtype.numpy:
             ref.load(out=self.array)
@@ -105,6 +116,9 @@ class _TensorSlot:
 
     def check(self, ref: TensorRef, *, cast: bool) -> None:
         _check(ref, self.place.dtype, self.place.shape, cast=cast, where="the target's")
+
+    def memory(self) -> memoryview | None:
+        return self.place.memory()
 
     def fill(self, ref: TensorRef) -> None:
         tensor: Any = self.place.tensor

@@ -26,7 +26,7 @@ from weighlock.tensors.spec import Layout, TensorSpec
 if TYPE_CHECKING:
     from weighlock.tensors.torch import Tensor
 
-__all__ = ["PIECE_BYTES", "ArrayRef", "TensorRef"]
+__all__ = ["PIECE_BYTES", "ArrayRef", "TensorRef", "loaded_shape"]
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Default size of the buffer through which a ref is copied."""
@@ -83,7 +83,7 @@ class TensorRef(ABC):
             The array; `out`, seen as an array, where it was given. F6 comes as packed bytes.
         """
         if out is None:
-            array = empty(_loaded_shape(self.spec), self.dtype.numpy)
+            array = empty(loaded_shape(self.spec), self.dtype.numpy)
             self._fill(array)
             return array
         array = _as_target(self.spec, out)
@@ -138,6 +138,10 @@ class TensorRef(ABC):
         What lies contiguous in memory comes as views of it, of any length.
         """
 
+    def memory(self) -> memoryview | None:
+        """The tensor's bytes as a safetensors file holds them, if they lie so in memory."""
+        return None
+
     @abstractmethod
     def _slice(self, index: Index) -> Array: ...
 
@@ -171,7 +175,8 @@ class TensorRef(ABC):
             done += values.size
 
 
-def _loaded_shape(spec: TensorSpec) -> tuple[int, ...]:
+def loaded_shape(spec: TensorSpec) -> tuple[int, ...]:
+    """The shape of the array a tensor is loaded as: packed bytes for F6, its own otherwise."""
     if spec.dtype.is_packed and spec.dtype is not DType.F4:
         return (spec.nbytes,)
     return spec.shape
@@ -191,7 +196,7 @@ def _as_target(spec: TensorSpec, out: object) -> Array:
         if view.readonly:
             raise LayoutError(f"tensor {spec.name!r}: out= is read-only")
         if view.nbytes == 0:
-            return empty(_loaded_shape(spec), spec.dtype.numpy)
+            return empty(loaded_shape(spec), spec.dtype.numpy)
         flat = view.cast("B")
         array = np.frombuffer(flat, np.uint8)
         return array if spec.dtype.is_packed else array.view(spec.dtype.numpy).reshape(spec.shape)
@@ -201,12 +206,12 @@ def _as_target(spec: TensorSpec, out: object) -> Array:
         array = as_target(spec, out)
     if not array.flags.writeable:
         raise LayoutError(f"tensor {spec.name!r}: out= is read-only")
-    if array.shape != _loaded_shape(spec) or array.dtype != spec.dtype.numpy:
+    if array.shape != loaded_shape(spec) or array.dtype != spec.dtype.numpy:
         if spec.dtype is DType.F4 and array.dtype == np.uint8 and array.nbytes == spec.nbytes:
             return array
         raise LayoutError(
             f"tensor {spec.name!r} is {spec.dtype} {list(spec.shape)} and loads as "
-            f"{spec.dtype.numpy} {list(_loaded_shape(spec))}, "
+            f"{spec.dtype.numpy} {list(loaded_shape(spec))}, "
             f"out= is {array.dtype} {list(array.shape)}"
         )
     return array
@@ -246,6 +251,10 @@ class ArrayRef(TensorRef):
 
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         return array_pieces(self.array, self.dtype, max_bytes)
+
+    def memory(self) -> memoryview | None:
+        plain = self.array.flags.c_contiguous and self.array.dtype == self.dtype.numpy
+        return byte_view(self.array) if plain and self.dtype is not DType.F4 else None
 
     def _slice(self, index: Index) -> Array:
         narrow(Layout.contiguous(self.shape), index)  # the same indices are refused everywhere

@@ -4,9 +4,9 @@ Knows spans and layouts, and how to gather an array from them with few reads. Wh
 `Readable` it does not know.
 """
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.lib.stride_tricks import as_strided
@@ -14,14 +14,14 @@ from numpy.lib.stride_tricks import as_strided
 from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import Array, byte_view, empty, unpack_f4
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.ref import PIECE_BYTES, TensorRef
+from weighlock.tensors.ref import PIECE_BYTES, TensorRef, loaded_shape
 from weighlock.tensors.slicing import Index, Piece, narrow, plan
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 
-__all__ = ["Readable", "StoredRef"]
+__all__ = ["Readable", "StoredRef", "load_together"]
 
 
-_GATHERED_BYTES = 32 * 1024 * 1024
+_GATHERED_BYTES = 24 * 1024 * 1024
 """Size of the pieces of a tensor that has to be gathered from strides."""
 
 
@@ -30,6 +30,14 @@ class Readable(Protocol):
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the whole buffer from that offset, or raise."""
+
+
+@runtime_checkable
+class ReadsMany(Protocol):
+    """What a source may do besides: fill many buffers faster together than one by one."""
+
+    def read_many(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer from its offset, or raise."""
 
 
 @dataclass(frozen=True, slots=True, eq=False, repr=False)
@@ -102,8 +110,10 @@ class StoredRef(TensorRef):
         width = self.dtype.bits // 8
         # Each piece of a transposed tensor takes a bit of every column: fewer, larger pieces then.
         max_bytes = max(max_bytes, _GATHERED_BYTES)
-        for part in _row_major(self.layout, max(1, max_bytes // width)):
-            array = empty(part.shape, self.dtype.numpy)
+        most = max(1, max_bytes // width)
+        buffer = empty((min(most, self.layout.size),), self.dtype.numpy)
+        for part in _row_major(self.layout, most):
+            array = buffer[: part.size].reshape(part.shape)
             self._gather(part, array)
             yield byte_view(array)
 
@@ -165,6 +175,29 @@ class StoredRef(TensorRef):
             self.source.read_into(self.span.offset + low * width, byte_view(elements))
         strides = tuple(stride * width for stride in piece.layout.strides)
         return _strided(elements[piece.layout.start - low :], piece.layout.shape, strides)
+
+
+def load_together(refs: Iterable[TensorRef]) -> list[Array]:
+    """Each ref's array. Tensors that lie whole in one source are read by one call of it."""
+    arrays: list[Array] = []
+    parts: dict[int, tuple[ReadsMany, list[tuple[int, memoryview]]]] = {}
+    for ref in refs:
+        span = ref.contiguous_span if isinstance(ref, StoredRef) else None
+        if (
+            span is None
+            or ref.dtype is DType.F4
+            or not isinstance(ref, StoredRef)
+            or not isinstance(ref.source, ReadsMany)
+        ):
+            arrays.append(ref.load())
+            continue
+        array = empty(loaded_shape(ref.spec), ref.dtype.numpy)
+        arrays.append(array)
+        _, together = parts.setdefault(id(ref.source), (ref.source, []))
+        together.append((span.offset, byte_view(array)))
+    for source, together in parts.values():
+        source.read_many(together)
+    return arrays
 
 
 def _strided(base: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> Array:

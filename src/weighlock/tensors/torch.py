@@ -205,9 +205,14 @@ class TorchRef(TensorRef):
             flags,
         )
 
+    def memory(self) -> memoryview | None:
+        plain = self.is_plain and self.tensor.is_contiguous()
+        return _bytes_of(self.tensor) if plain else None
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
-        if self.is_plain and self.tensor.is_contiguous():
-            yield _bytes_of(self.tensor)
+        memory = self.memory()
+        if memory is not None:
+            yield memory
         else:
             yield from staged_pieces(self.tensor, max_bytes)
 

@@ -1,0 +1,77 @@
+"""A way to say stop, from any thread. Knows who must be woken; not what they do."""
+
+import contextlib
+import threading
+from collections.abc import Callable, Iterator
+
+from weighlock.errors import Aborted
+
+__all__ = ["Abort"]
+
+
+class Abort:
+    """Ends the calls it was given to: they raise `Aborted` promptly, whatever they wait for."""
+
+    def __init__(self) -> None:
+        self._event = threading.Event()
+        self._lock = threading.Lock()
+        self._wakers: dict[object, Callable[[], None]] = {}
+        self.reason = ""
+
+    def __repr__(self) -> str:
+        return f"<Abort {'set: ' + self.reason if self.is_set else 'not set'}>"
+
+    @property
+    def is_set(self) -> bool:
+        """Whether somebody said stop."""
+        return self._event.is_set()
+
+    def set(self, reason: str = "") -> None:
+        """Say stop. The first reason counts."""
+        with self._lock:
+            if self._event.is_set():
+                return
+            self.reason = reason
+            self._event.set()
+            wakers = list(self._wakers.values())
+        for wake in wakers:
+            wake()
+
+    def check(self) -> None:
+        """Raise `Aborted` if somebody said stop."""
+        if self._event.is_set():
+            raise Aborted(
+                f"aborted: {self.reason}" if self.reason else "aborted", reason=self.reason
+            )
+
+    def wait(self, timeout_s: float) -> bool:
+        """Sleep, unless somebody says stop; returns whether somebody did."""
+        return self._event.wait(timeout_s)
+
+    def on_set(self, wake: Callable[[], None]) -> Callable[[], None]:
+        """Have `wake` called once, from the thread that says stop, or now if somebody has.
+
+        Returns:
+            A function that takes this back.
+        """
+        key = object()
+        with self._lock:
+            self._wakers[key] = wake
+            already = self._event.is_set()
+        if already:
+            wake()
+
+        def forget() -> None:
+            with self._lock:
+                self._wakers.pop(key, None)
+
+        return forget
+
+    @contextlib.contextmanager
+    def waking(self, wake: Callable[[], None]) -> Iterator[None]:
+        """Have `wake` called if somebody says stop while the block runs."""
+        forget = self.on_set(wake)
+        try:
+            yield
+        finally:
+            forget()

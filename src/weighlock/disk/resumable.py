@@ -1,0 +1,106 @@
+"""A file that is put in place when complete, and taken up again if that did not come to pass.
+
+It has a `.part-` name beside its destination from the start. Whoever begins the same destination
+anew adopts what a dead process, or one that let go, has left; what that holds is for the adopter to
+find out. Locks are an optimisation: two that adopt the same file race for its name, and one wins.
+"""
+
+import contextlib
+import os
+
+from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.effects import Disk
+from weighlock.disk.owner import NOBODY, owner_of, temporary_name
+
+__all__ = ["ResumableFile"]
+
+
+class ResumableFile(AtomicFile):
+    """As `AtomicFile`, but `keep()` leaves what was written for the next attempt.
+
+    Args:
+        path: the destination.
+        durable: fsync file and directory in `commit`.
+        disk: the effects; the machine's own if not given.
+    """
+
+    def __init__(
+        self, path: "str | os.PathLike[str]", *, durable: bool = True, disk: Disk | None = None
+    ) -> None:
+        self.adopted_bytes = 0
+        """Length of the file that was taken up; 0 for a new one."""
+        super().__init__(path, durable=durable, disk=disk)
+
+    @property
+    def temporary_path(self) -> str:
+        """Where the file lies until it is put in place."""
+        return os.path.join(os.path.dirname(self.path), self._temporary or "")
+
+    def read_into(self, offset: int, buffer: memoryview) -> bool:
+        """Fill the buffer with what was written there; False if the file ends before."""
+        done = 0
+        while done < len(buffer):
+            got = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if got == 0:
+                return False
+            done += got
+        return True
+
+    def allocated_bytes(self) -> int:
+        """Bytes the file already takes on the disk."""
+        return os.fstat(self._fd).st_blocks * 512
+
+    def truncate(self, size: int) -> None:
+        """Give the file that length."""
+        with self._in_use(), self._place.errors(f"cannot be made {size:,} bytes long", size):
+            self._disk.truncate(self._fd, size)
+
+    def keep(self) -> None:
+        """Close the file and leave it as nobody's, for the next attempt. Idempotent.
+
+        An empty one is of no use to anybody, and removed.
+        """
+        if os.getpid() != self._pid or self._temporary is None or self._is_gone:
+            return
+        if not os.fstat(self._fd).st_size:
+            self.discard()
+            return
+        name = temporary_name(self._place.name, NOBODY)
+        with contextlib.suppress(OSError):
+            self._disk.rename(self._place.directory, self._temporary, name)
+        self._temporary = None  # so that nothing removes it
+        self.discard()
+
+    def _create(self) -> None:
+        if self._adopt():
+            return
+        self._temporary = temporary_name(self._place.name)
+        self._fd = self._disk.create(self._place.directory, self._temporary)
+        self._disk.lock(self._fd)
+
+    def _adopt(self) -> bool:
+        directory = self._place.directory
+        found = [
+            name
+            for name in self._disk.names(directory)
+            if (owner := owner_of(name, self._place.name)) is not None and owner.is_dead
+        ]
+        opened = [(name, self._disk.reopen(directory, name)) for name in found]
+        held = [(os.fstat(fd).st_size, name, fd) for name, fd in opened if fd is not None]
+        for size, name, fd in sorted(held, reverse=True):
+            mine = temporary_name(self._place.name)
+            # The largest is taken up; what else nobody owns can only be in the way.
+            if self._fd < 0 and size and self._renamed(name, mine):
+                self._fd, self._temporary, self.adopted_bytes = fd, mine, size
+                continue
+            with contextlib.suppress(OSError):
+                self._disk.unlink(directory, name)
+            self._disk.close(fd)
+        return self._fd >= 0
+
+    def _renamed(self, name: str, mine: str) -> bool:
+        try:
+            self._disk.rename(self._place.directory, name, mine)
+        except OSError:  # another one was faster
+            return False
+        return True

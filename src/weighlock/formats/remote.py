@@ -1,0 +1,81 @@
+"""Weights behind a URL: one file, or the index of a sharded model. Reads headers only."""
+
+from collections.abc import Callable
+from functools import partial
+
+from weighlock.errors import TruncatedFile
+from weighlock.formats.sharded import ShardedRefs, read_index
+from weighlock.limits import Limits
+from weighlock.sources.access import Access, Address
+from weighlock.sources.base import Source
+from weighlock.sources.http import HttpSource
+from weighlock.tensors.catalog import Catalog
+
+__all__ = ["UNVERIFIED", "is_index", "noted", "open_url"]
+
+UNVERIFIED = "unverified: its server has no digests, so what it sends is taken as it comes"
+
+_UNCHECKED = "unverified: its blocks were not checked against their digests, as was asked"
+
+
+def is_index(url: str) -> bool:
+    """Whether a URL names the index of a sharded model."""
+    return Address.of(url).target.partition("?")[0].endswith(".index.json")
+
+
+def open_url(
+    url: str,
+    limits: Limits,
+    open_source: Callable[[Source, Limits], Catalog],
+    *,
+    access: Access | None = None,
+    verify: bool = True,
+) -> Catalog:
+    """The catalog of what a URL names.
+
+    Raises:
+        TransferError, SourceError: it could not be had.
+        FormatError: it is not in a format that can be read.
+    """
+    source = HttpSource(url, access=access, verify=verify, limits=limits)
+    try:
+        if is_index(url):
+            catalog = _open_index(source, url, limits, open_source, access, verify)
+        else:
+            if not source.size:
+                raise TruncatedFile("is empty", source=source.label)
+            catalog = open_source(source, limits)
+    except BaseException:
+        source.close()
+        raise
+    return noted(catalog, source)
+
+
+def noted(catalog: Catalog, source: HttpSource) -> Catalog:
+    """The catalog, with a note if what came from that source was not verified."""
+    if source.verifies:
+        return catalog
+    return catalog.noted(_UNCHECKED if source.remote.resource.is_share else UNVERIFIED)
+
+
+def _open_index(
+    source: HttpSource,
+    url: str,
+    limits: Limits,
+    open_source: Callable[[Source, Limits], Catalog],
+    access: Access | None,
+    verify: bool,
+) -> Catalog:
+    index = read_index(source, limits)
+    source.close()
+    address = Address.of(url)
+    places = {name: address.sibling(name).url for name in index.shards}
+    open_file = partial(_open_shard, access=access, verify=verify, limits=limits)
+    refs = ShardedRefs(index.weight_map, places, limits, open_source, open_file)
+    return Catalog(refs, index.metadata, refs.close, refs.shards)
+
+
+def _open_shard(
+    url: str, *, hold: bool, access: Access | None, verify: bool, limits: Limits
+) -> HttpSource:
+    return HttpSource(url, access=access, verify=verify, limits=limits)

@@ -1,0 +1,174 @@
+"""What may be dialled, and with which credentials. Knows origins; opens no connection.
+
+Credentials belong to an origin and never travel: neither pickled, nor packed, nor shown.
+"""
+
+import re
+import ssl
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import NoReturn
+from urllib.parse import quote, urljoin, urlsplit
+
+from weighlock.errors import SourceError
+
+__all__ = ["Access", "Address", "Credential", "shown"]
+
+_ID = re.compile("[0-9a-f]{32}")
+_PORTS = {"http": 80, "https": 443}
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """A URL, taken apart. The fragment stays here: it never travels."""
+
+    scheme: str
+    host: str
+    port: int
+    target: str = field(repr=False)
+    """Path and query, as a request names them."""
+    fragment: str = field(default="", repr=False)
+
+    @classmethod
+    def of(cls, url: str) -> "Address":
+        """The parts of an http or https URL.
+
+        Raises:
+            SourceError: it is not one.
+        """
+        try:
+            parts = urlsplit(url.strip())
+            port = parts.port
+        except ValueError as error:
+            raise SourceError(f"{shown(url)}: is not a URL") from error
+        if parts.scheme not in _PORTS or not parts.hostname:
+            raise SourceError(
+                f"{shown(url)}: only http:// and https:// URLs with a host can be opened"
+            )
+        if parts.username is not None:
+            raise SourceError(
+                f"{shown(url)}: holds a user name; pass credentials as "
+                "access=Access(origins={'host': Credential(headers=…)})"
+            )
+        if any(char <= " " or char == "\x7f" for char in parts.netloc):
+            raise SourceError(f"{shown(url)}: is not a URL")
+        # What is escaped stays, what must be is: users paste both.
+        target = quote(parts.path or "/", safe="/%:@!$&'()*+,;=~-._")
+        if parts.query:
+            target += "?" + quote(parts.query, safe="/%:@!$&'()*+,;=~-._?")
+        return cls(
+            parts.scheme, parts.hostname, port or _PORTS[parts.scheme], target, parts.fragment
+        )
+
+    @property
+    def origin(self) -> str:
+        """Scheme, host and port."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        return f"{self.scheme}://{host}:{self.port}"
+
+    @property
+    def url(self) -> str:
+        """The whole URL, without its fragment."""
+        return self.origin + self.target
+
+    def beside(self, name: str) -> "Address":
+        """The address of another resource, as a link on this one names it.
+
+        Raises:
+            SourceError: it names none.
+        """
+        try:
+            url = urljoin(self.url, name)
+        except ValueError as error:
+            raise SourceError(f"{shown(self.url)}: leads to what is not a URL") from error
+        return Address.of(url)
+
+    def sibling(self, name: str) -> "Address":
+        """The address of a file of that very name in the same directory."""
+        return self.beside(quote(name, safe=""))
+
+
+def shown(url: str) -> str:
+    """A URL as it may be shown and logged: without user, query, fragment and the id of a share."""
+    try:
+        parts = urlsplit(url.strip())
+    except ValueError:
+        return "<not a URL>"
+    pieces = parts.path.split("/")
+    for number, piece in enumerate(pieces):
+        is_after = number > 0 and pieces[number - 1] in ("s", "i")
+        if (is_after and piece) or _ID.fullmatch(piece):
+            pieces[number] = "…"  # the id is the capability
+    host = parts.netloc.rpartition("@")[2]
+    query = "?…" if parts.query else ""
+    return f"{parts.scheme}://{host}{'/'.join(pieces)}{query}"[:300]
+
+
+@dataclass(frozen=True, slots=True)
+class Credential:
+    """What one origin is shown: headers, and certificates for TLS."""
+
+    headers: Mapping[str, str] = field(default_factory=dict, repr=False)
+    ca: str | None = None
+    """File of the certificates to trust instead of the system's."""
+    cert: str | None = None
+    """File of this side's certificate, for servers that ask for one."""
+    key: str | None = None
+    """File of its key, if that is not in the same file."""
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("credentials are not pickled: make them where they are used")
+
+    def tls(self) -> ssl.SSLContext:
+        """A context that verifies the server, TLS 1.2 or newer."""
+        try:
+            context = ssl.create_default_context(cafile=self.ca)
+            context.minimum_version = ssl.TLSVersion.TLSv1_2
+            if self.cert is not None:
+                context.load_cert_chain(self.cert, self.key)
+        except (OSError, ssl.SSLError) as error:
+            raise SourceError(f"certificates {self.ca or self.cert}: {error}") from error
+        return context
+
+
+class Access:
+    """What may be dialled, and with what.
+
+    Args:
+        allow: hosts, or hosts with ports, that URLs found in messages may name.
+        origins: credentials by origin: `"host"`, `"host:port"` or `"https://host:port"`.
+    """
+
+    __slots__ = ("_allow", "_origins")
+
+    def __init__(
+        self, allow: Iterable[str] = (), origins: Mapping[str, Credential] | None = None
+    ) -> None:
+        self._allow = frozenset(_normal(name) for name in allow)
+        self._origins = {_normal(name): found for name, found in (origins or {}).items()}
+
+    def __repr__(self) -> str:
+        return f"<Access to {sorted(self._allow)} with {len(self._origins)} credentials>"
+
+    def __reduce__(self) -> NoReturn:
+        raise TypeError("Access is not pickled: it holds credentials; make one where it is used")
+
+    def allows(self, address: Address) -> bool:
+        """Whether a URL that came in a message may be dialled."""
+        host = address.host.lower()
+        return host in self._allow or f"{host}:{address.port}" in self._allow
+
+    def credential(self, address: Address) -> Credential:
+        """What to show that origin; nothing if none was given for it."""
+        host = address.host.lower()
+        keys = [_normal(address.origin), f"{host}:{address.port}"]
+        if address.port == _PORTS[address.scheme]:
+            keys += [f"{address.scheme}://{host}", host]
+        else:
+            keys += [host]
+        return next((self._origins[key] for key in keys if key in self._origins), Credential())
+
+
+def _normal(name: str) -> str:
+    """An origin as it is compared: without brackets around an address of many colons."""
+    return name.lower().rstrip("/").replace("[", "").replace("]", "")

@@ -1,0 +1,73 @@
+"""The fixed grid over a virtual file: blocks that have a digest, ranges that are asked for. Pure.
+
+Both grains start at byte 0 of the file, so that all receivers ask for the same ranges: a cache in
+front of the owner sees equal keys, and a block is named by its number alone.
+"""
+
+from collections.abc import Iterable, Iterator
+
+from weighlock.tensors.spec import Span
+
+__all__ = [
+    "BLOCKS_PER_PAGE",
+    "BLOCK_BYTES",
+    "DIGEST_BYTES",
+    "RANGE_BYTES",
+    "block_count",
+    "block_span",
+    "blocks_of",
+    "page_blocks",
+    "runs",
+]
+
+BLOCK_BYTES = 1024 * 1024
+"""Bytes under one digest."""
+
+RANGE_BYTES = 8 * BLOCK_BYTES
+"""Bytes asked for in one request."""
+
+BLOCKS_PER_PAGE = 1024
+"""Digests given in one reply."""
+
+DIGEST_BYTES = 32
+
+_BLOCKS_PER_RANGE = RANGE_BYTES // BLOCK_BYTES
+
+
+def block_count(size: int) -> int:
+    """Blocks of a file of so many bytes."""
+    return -(-size // BLOCK_BYTES)
+
+
+def block_span(block: int, size: int) -> Span:
+    """The bytes of a block; the last one of a file may be short."""
+    start = block * BLOCK_BYTES
+    return Span(start, min(BLOCK_BYTES, size - start))
+
+
+def blocks_of(span: Span) -> range:
+    """The blocks that cover a span."""
+    if not span.length:
+        return range(0)
+    return range(span.offset // BLOCK_BYTES, (span.end - 1) // BLOCK_BYTES + 1)
+
+
+def page_blocks(page: int, size: int) -> range:
+    """The blocks whose digests are on a page."""
+    first = page * BLOCKS_PER_PAGE
+    return range(first, max(first, min(first + BLOCKS_PER_PAGE, block_count(size))))
+
+
+def runs(blocks: Iterable[int]) -> Iterator[range]:
+    """Neighbouring blocks of one range together, in order: each is one request."""
+    first = last = None
+    for block in blocks:
+        if first is None or last is None:
+            first = last = block
+        elif block == last + 1 and block // _BLOCKS_PER_RANGE == first // _BLOCKS_PER_RANGE:
+            last = block
+        else:
+            yield range(first, last + 1)
+            first = last = block
+    if first is not None and last is not None:
+        yield range(first, last + 1)

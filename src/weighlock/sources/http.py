@@ -1,0 +1,207 @@
+"""A file behind a URL, as a source.
+
+On a Weighlock server it is read block by verified block, on any other that answers ranges as the
+server says it is. What is asked how is `Remote`'s; here lies what a read needs of it.
+"""
+
+import threading
+from collections import OrderedDict
+from collections.abc import Sequence
+
+import numpy as np
+from blake3 import blake3
+
+from weighlock.abort import Abort
+from weighlock.errors import ShortRead, SourceError
+from weighlock.limits import Limits
+from weighlock.sources.access import Access
+from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES, block_span, blocks_of, runs
+from weighlock.sources.http_client import Resource
+from weighlock.sources.http_remote import Remote
+from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.spec import Span
+
+__all__ = ["HttpSource"]
+
+_KEPT_BLOCKS = 8
+"""Blocks of which a part was read: the next read is often for the rest."""
+
+
+class HttpSource:
+    """A file behind a URL.
+
+    Args:
+        url: http or https. Redirects are followed, never from https to http.
+        access: credentials for its origin.
+        verify: check blocks against their digests, where the server is a Weighlock one.
+        limits: timeouts, patience, redirects.
+        abort: ends whatever waits for a reply.
+        resource: what the URL is known to hold; asked for if not given.
+
+    Raises:
+        ShareGone, Refused, PeerLost, TransferTimeout, RemoteProtocolError: it cannot be opened.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        access: Access | None = None,
+        verify: bool = True,
+        limits: Limits | None = None,
+        abort: Abort | None = None,
+        resource: Resource | None = None,
+    ) -> None:
+        self.remote = Remote(
+            url, access=access, verify=verify, limits=limits, abort=abort, resource=resource
+        )
+        self.label = self.remote.label
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[int, bytes] = OrderedDict()
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.remote.size
+
+    @property
+    def verifies(self) -> bool:
+        """Whether what is read is checked against digests."""
+        return self.remote.verifies
+
+    def __repr__(self) -> str:
+        return f"<HttpSource {self.label} of {self.size:,} bytes>"
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, HttpSource)
+            and self.remote.address == other.remote.address
+            and self.remote.resource.validator == other.remote.resource.validator
+            and self.size == other.size
+        )
+
+    def __hash__(self) -> int:
+        return hash((self.remote.address, self.size))
+
+    def __reduce__(self) -> tuple[object, ...]:
+        # Without credentials: what is unpickled asks as anybody would.
+        address = self.remote.address
+        return _unpickled, (address.url, self.remote.verify, self.remote.resource.moved(address))
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self.remote.close()
+
+    def read_into(self, offset: int, buffer: memoryview) -> None:
+        """Fill the buffer; on a share, from blocks that matched their digests."""
+        if self.remote.is_closed:
+            raise SourceError(f"{self.label}: used after it was closed")
+        if offset < 0 or offset + len(buffer) > self.size:
+            raise ShortRead(
+                f"{self.label}: has {self.size:,} bytes; {len(buffer):,} were wanted at {offset:,}",
+                wanted=len(buffer),
+                got=max(0, min(self.size - offset, len(buffer))),
+            )
+        span = Span(offset, len(buffer))
+        if self.verifies:
+            self._read_verified(span, buffer)
+        elif span.end <= len(self.remote.first):
+            buffer[:] = self.remote.first[span.offset : span.end]
+        elif span.length:
+            self._read_exactly(span, buffer)
+
+    def _read_verified(self, span: Span, buffer: memoryview) -> None:
+        place = _Window(span, buffer, self.size)
+        blocks = blocks_of(span)
+        self._take_kept(place, blocks)
+        retrying = self.remote.retrying()
+
+        def attempt() -> None:
+            missing = [block for block in blocks if block not in place.done]
+            for run in runs(missing):
+                with self.remote.lease() as connection:
+                    self.remote.receive(connection, run, place)
+                retrying.progressed()
+
+        self.remote.persist(attempt, retrying)
+        for block, content in place.partial.items():
+            self._keep(block, content)
+
+    def _take_kept(self, place: "_Window", blocks: range) -> None:
+        remote = self.remote
+        if remote.first and 0 in blocks and 0 not in self._kept:
+            if remote.persist(lambda: remote.digest(0)) == blake3(remote.first).digest():
+                self._keep(0, remote.first)
+            else:
+                remote.first = b""  # it is asked for again
+        with self._lock:
+            kept = {block: self._kept[block] for block in blocks if block in self._kept}
+        for block, content in kept.items():
+            place.fill(block, content)
+
+    def _keep(self, block: int, content: bytes) -> None:
+        with self._lock:
+            self._kept[block] = content
+            while len(self._kept) > _KEPT_BLOCKS:
+                self._kept.popitem(last=False)
+
+    def _read_exactly(self, span: Span, buffer: memoryview) -> None:
+        if not self.remote.resource.has_ranges:
+            raise SourceError(
+                f"{self.label}: its server does not answer ranges, so parts of it cannot be read; "
+                "fetch it to a file first"
+            )
+        retrying = self.remote.retrying()
+        for start in range(span.offset, span.end, RANGE_BYTES):
+            part = Span(start, min(RANGE_BYTES, span.end - start))
+            view = buffer[start - span.offset :][: part.length]
+            self.remote.persist(lambda part=part, view=view: self._read_part(part, view), retrying)  # type: ignore[misc]
+            retrying.progressed()
+
+    def _read_part(self, part: Span, view: memoryview) -> None:
+        with self.remote.lease() as connection:
+            reply = self.remote.ask_range(connection, part)
+            connection.read_into(reply, view)
+            connection.finish(reply)
+
+
+def _unpickled(url: str, verify: bool, resource: Resource) -> HttpSource:
+    return HttpSource(url, verify=verify, resource=resource)
+
+
+class _Window:
+    """A place for a span of the file: whole blocks go straight into the caller's buffer."""
+
+    def __init__(self, span: Span, buffer: memoryview, size: int) -> None:
+        self.buffer = buffer
+        self.done: set[int] = set()
+        self.partial: dict[int, bytes] = {}
+        self._span = span
+        self._size = size
+        self._aside = memoryview(b"")
+
+    def views(self, block: int) -> Sequence[memoryview]:
+        whole = block_span(block, self._size)
+        first = whole.offset - self._span.offset
+        if first >= 0 and whole.end <= self._span.end:
+            return (self.buffer[first : first + whole.length],)
+        if not len(self._aside):
+            self._aside = byte_view(empty((BLOCK_BYTES,), np.dtype(np.uint8)))
+        return (self._aside[: whole.length],)
+
+    def landed(self, block: int) -> None:
+        whole = block_span(block, self._size)
+        if whole.offset < self._span.offset or whole.end > self._span.end:
+            content = bytes(self._aside[: whole.length])
+            self.partial[block] = content
+            self.fill(block, content)
+        self.done.add(block)
+
+    def fill(self, block: int, content: bytes) -> None:
+        """Take what belongs to the span from a block that is already here."""
+        whole = block_span(block, self._size)
+        begin = max(whole.offset, self._span.offset)
+        end = min(whole.end, self._span.end)
+        target = self.buffer[begin - self._span.offset : end - self._span.offset]
+        target[:] = memoryview(content)[begin - whole.offset : end - whole.offset]
+        self.done.add(block)

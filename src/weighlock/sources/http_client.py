@@ -1,0 +1,330 @@
+"""One connection to an HTTP server, and what is believed of its replies. Knows HTTP; not tensors.
+
+Every server is taken for hostile or sloppy: one range per request; the reply must say that it is
+that range of that resource; anything else ends the connection before its body is read.
+`http.client` speaks the grammar. Its `readinto` may come back short without raising: bytes are
+counted here.
+"""
+
+import contextlib
+import http.client
+import re
+import socket
+import ssl
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Annotated, Literal
+
+import msgspec
+
+from weighlock.errors import (
+    PeerLost,
+    Refused,
+    RemoteProtocolError,
+    ShareGone,
+    SourceChanged,
+    SourceError,
+    TransferTimeout,
+    WeighlockError,
+)
+from weighlock.limits import Limits
+from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.http_head import Reply
+from weighlock.tensors.spec import Span
+
+__all__ = ["Connection", "Resource", "check_range", "content_range", "raise_for_status"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+_BODY_BYTES = 64 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What the first reply said of a resource; pinned for the life of a handle."""
+
+    address: Address
+    """Where it was found in the end, redirects followed."""
+    size: int
+    etag: str | None = None
+    modified: str | None = None
+    is_share: bool = False
+    """It comes from a Weighlock server, and has digests."""
+    has_ranges: bool = True
+
+    @property
+    def validator(self) -> tuple[str | None, str | None]:
+        """What must stay the same from reply to reply."""
+        return (self.etag, None) if self.etag is not None else (None, self.modified)
+
+    def moved(self, address: Address) -> "Resource":
+        """The same resource at another address."""
+        return replace(self, address=address)
+
+
+class Connection:
+    """A keep-alive connection to one origin. Used by one thread at a time; `shut` by any."""
+
+    def __init__(self, address: Address, access: Access, limits: Limits) -> None:
+        self.origin = address.origin
+        self._label = shown(address.url)
+        self._limits = limits
+        self._credential = access.credential(address)
+        self.is_fresh = True
+        """No reply has come over it yet."""
+        self._sock: socket.socket | None = None
+        self._reply: http.client.HTTPResponse | None = None
+        if address.scheme == "https":
+            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
+                address.host,
+                address.port,
+                timeout=limits.connect_s,
+                context=self._credential.tls(),
+            )
+        else:
+            self._http = http.client.HTTPConnection(
+                address.host, address.port, timeout=limits.connect_s
+            )
+        self._http.response_class = partial(Reply, most_s=limits.idle_s)  # type: ignore[assignment]
+        # http.client's own hook: the socket is known here while it is still connecting.
+        self._http._create_connection = self._connect  # type: ignore[attr-defined]
+
+    def _connect(
+        self, address: tuple[str, int], timeout: float, source: object = None
+    ) -> socket.socket:
+        failure: OSError = OSError(f"{address[0]} has no address")
+        deadline = time.monotonic() + timeout
+        for family, kind, protocol, _, target in socket.getaddrinfo(
+            *address, type=socket.SOCK_STREAM
+        ):
+            self._sock = socket.socket(family, kind, protocol)
+            try:
+                self._sock.settimeout(max(0.01, deadline - time.monotonic()))
+                self._sock.connect(target)
+            except OSError as error:
+                self._sock.close()
+                failure = error
+            else:
+                return self._sock
+        raise failure
+
+    def request(
+        self,
+        method: str,
+        address: Address,
+        headers: Mapping[str, str] | None = None,
+        body: bytes | None = None,
+    ) -> http.client.HTTPResponse:
+        """Ask; returns when the head of the reply is there.
+
+        Raises:
+            PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is none.
+        """
+        self._label = shown(address.url)
+        sent = {
+            "Accept-Encoding": "identity",
+            "User-Agent": "weighlock",
+            **self._credential.headers,
+            **(headers or {}),
+        }
+        if self._http.sock is None:
+            with _translated(self._label, "connect"):
+                self._http.connect()
+                sock: socket.socket = self._http.sock  # type: ignore[assignment]
+                self._sock = sock
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.settimeout(self._limits.idle_s)
+        with _translated(self._label, "first_byte"):
+            try:
+                self._http.request(method, address.target, body, sent)
+                reply = self._reply = self._http.getresponse()
+            except BaseException:
+                self.close()
+                raise
+        self.is_fresh = False
+        return reply
+
+    def read_into(self, reply: http.client.HTTPResponse, buffer: memoryview) -> None:
+        """Fill the buffer from a reply's body.
+
+        Raises:
+            PeerLost: the body ended too early.
+            TransferTimeout: nothing came for too long.
+        """
+        done = 0
+        while done < len(buffer):
+            with _translated(self._label, "idle"):
+                got = reply.readinto(buffer[done:])
+            if not got:
+                self.close()
+                raise PeerLost(
+                    f"{self._label}: the connection ended after {done:,} of {len(buffer):,} bytes"
+                )
+            done += got
+
+    def read_small(self, reply: http.client.HTTPResponse) -> bytes:
+        """A short body; more than 64 KiB of it is not read, and the connection ended."""
+        with _translated(self._label, "idle"):
+            body = reply.read(_BODY_BYTES)
+        if not reply.isclosed():
+            self.close()
+        return body
+
+    def finish(self, reply: http.client.HTTPResponse) -> None:
+        """The reply must be over: anything more belongs to nothing that was asked for."""
+        if reply.isclosed():
+            return
+        with _translated(self._label, "idle"):
+            more = reply.read(1)
+        if more:
+            self.close()
+            raise RemoteProtocolError(f"{self._label}: sent more than it announced")
+
+    def close(self) -> None:
+        """End the connection. Idempotent."""
+        self._http.close()
+        if self._reply is not None:
+            self._reply.close()  # it owns the socket, if it was the last of its connection
+
+    def shut(self) -> None:
+        """Wake the thread that waits on this connection; it will see a lost peer."""
+        sock = self._sock  # not http.client's: that one forgets it when a reply is the last
+        if sock is not None:
+            with contextlib.suppress(OSError):
+                # Not the method of an SSL socket: that one forgets its TLS state under the reader.
+                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+@contextlib.contextmanager
+def _translated(label: str, phase: str) -> Iterator[None]:
+    """What sockets, TLS and http.client raise, as errors of our tree."""
+    try:
+        yield
+    except WeighlockError:
+        raise
+    except TimeoutError as error:
+        raise TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase) from error
+    except ssl.SSLCertVerificationError as error:
+        raise Refused(
+            f"{label}: its certificate is not trusted: {error.verify_message}; pass the CA as "
+            "access=Access(origins={'host:port': Credential(ca='ca.pem')})"
+        ) from error
+    except ssl.SSLError as error:
+        if "_ALERT_" in str(error.reason):
+            raise Refused(f"{label}: refused the TLS connection: {error.reason}") from error
+        if phase == "connect":
+            what = "speaks no TLS" if "WRONG_VERSION" in str(error) else "TLS failed"
+            raise Refused(f"{label}: {what}: {error.reason or error}") from error
+        raise PeerLost(f"{label}: TLS broke off: {error.reason or error}") from error
+    except (http.client.RemoteDisconnected, http.client.IncompleteRead) as error:
+        raise PeerLost(f"{label}: the connection was closed without a reply") from error
+    except http.client.HTTPException as error:
+        what = f"{type(error).__name__}: {str(error)[:100]!r}"
+        raise RemoteProtocolError(f"{label}: does not speak HTTP ({what})") from error
+    except ValueError as error:
+        raise RemoteProtocolError(f"{label}: its reply makes no sense: {error}") from error
+    except OSError as error:
+        raise PeerLost(f"{label}: {error.strerror or error}") from error
+
+
+def raise_for_status(reply: http.client.HTTPResponse, connection: Connection, label: str) -> None:
+    """Raise what a status means that is not the one hoped for. Reads a short explanation only."""
+    status = reply.status
+    body = connection.read_small(reply)
+    reason, cause = _explained(body)
+    if status in (401, 403, 407):
+        raise Refused(f"{label}: access was refused ({status} {reply.reason})")
+    if status == 404:
+        raise ShareGone(f"{label}: there is nothing (404)", reason="unknown")
+    if status == 410 and reason == "changed":
+        raise SourceChanged(f"{label}: what it offers was changed by its owner")
+    if status == 410:
+        raise ShareGone(f"{label}: is over ({reason or 'gone'})", reason=reason or "expired")
+    if status == 500 and cause is not None:
+        raise SourceError(f"{label}: its owner could not read it ({cause})")
+    if status in (408, 429) or status >= 500:
+        raise PeerLost(
+            f"{label}: answered {status} {reply.reason}", retry_after_s=_retry_after(reply)
+        )
+    raise RemoteProtocolError(f"{label}: answered {status} {reply.reason}")
+
+
+class _Explanation(msgspec.Struct, frozen=True):
+    reason: Literal["unknown", "revoked", "expired", "settled", "changed"] | None = None
+    cause: Annotated[str, msgspec.Meta(pattern="^[A-Za-z]{1,40}$")] | None = None
+
+
+def _explained(body: bytes) -> tuple[str | None, str | None]:
+    """Why a share is over, and what its owner met, where a Weighlock server says so."""
+    try:
+        found = msgspec.json.decode(body, type=_Explanation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None, None
+    return found.reason, found.cause
+
+
+def _retry_after(reply: http.client.HTTPResponse) -> float | None:
+    text = reply.getheader("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+def content_range(reply: http.client.HTTPResponse) -> tuple[Span, int] | None:
+    """The span a reply holds and the size of the whole, if it says so."""
+    found = _CONTENT_RANGE.fullmatch(reply.getheader("Content-Range", "").strip())
+    if found is None:
+        return None
+    first, last, total = map(int, found.groups())
+    if not first <= last < total:
+        return None
+    return Span(first, last - first + 1), total
+
+
+def check_range(reply: http.client.HTTPResponse, resource: Resource, span: Span) -> None:
+    """Raise unless the reply is exactly that span of exactly that resource.
+
+    Raises:
+        SourceChanged: it is another version of it.
+        RemoteProtocolError: it is something else.
+    """
+    label = shown(resource.address.url)
+    check_plain(reply, label)
+    etag, modified = resource.validator
+    if etag is not None and reply.getheader("ETag") != etag:
+        raise SourceChanged(
+            f"{label}: changed since it was opened (ETag {etag}, now {reply.getheader('ETag')})"
+        )
+    if modified is not None and reply.getheader("Last-Modified") != modified:
+        raise SourceChanged(
+            f"{label}: changed since it was opened (modified {modified}, now "
+            f"{reply.getheader('Last-Modified')})"
+        )
+    found = content_range(reply)
+    if found is None:
+        if reply.status == 200 and span == Span(0, resource.size):
+            found = span, resource.size
+        else:
+            raise RemoteProtocolError(
+                f"{label}: answered {reply.status} without the range that was asked for "
+                f"(bytes {span.offset:,} to {span.end:,})"
+            )
+    if found[1] != resource.size:
+        raise SourceChanged(
+            f"{label}: had {resource.size:,} bytes when it was opened, has {found[1]:,} now"
+        )
+    if found[0] != span:
+        raise RemoteProtocolError(
+            f"{label}: {span.length:,} bytes from {span.offset:,} were asked for, the reply holds "
+            f"{found[0].length:,} from {found[0].offset:,}"
+        )
+    if reply.length is not None and reply.length != span.length:
+        raise RemoteProtocolError(
+            f"{label}: announces {reply.length:,} bytes for a range of {span.length:,}"
+        )
+
+
+def check_plain(reply: http.client.HTTPResponse, label: str) -> None:
+    """Raise if the body was encoded on the way."""
+    encoding = reply.getheader("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise RemoteProtocolError(f"{label}: its reply is encoded ({encoding[:40]!r})")

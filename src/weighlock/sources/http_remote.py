@@ -1,0 +1,376 @@
+"""A resource on an HTTP server, and all that is asked of it: what it is, ranges, digests, reports.
+
+Knows the wire of a share: data are GETs of one immutable resource, digests lie beside it. How many
+connections work at once, and on what, is the caller's.
+"""
+
+import contextlib
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from http.client import HTTPResponse
+from typing import Protocol, TypeVar
+
+import msgspec
+from blake3 import blake3
+
+from weighlock.abort import Abort
+from weighlock.errors import (
+    ChunkCorrupt,
+    PeerLost,
+    Refused,
+    RemoteProtocolError,
+    SourceChanged,
+    SourceError,
+    TransferError,
+    WeighlockError,
+)
+from weighlock.limits import Limits
+from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.grid import (
+    BLOCK_BYTES,
+    BLOCKS_PER_PAGE,
+    DIGEST_BYTES,
+    page_blocks,
+)
+from weighlock.sources.http_client import (
+    Connection,
+    Resource,
+    check_plain,
+    check_range,
+    content_range,
+    raise_for_status,
+)
+from weighlock.sources.retrying import Retrying
+from weighlock.tensors.spec import Span
+
+__all__ = ["BlockPlace", "Remote"]
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+T = TypeVar("T")
+
+
+class BlockPlace(Protocol):
+    """Where blocks are received to, by one connection at a time."""
+
+    def views(self, block: int) -> Sequence[memoryview]:
+        """Buffers that together take the block."""
+
+    def landed(self, block: int) -> None:
+        """The block is complete and matches its digest, where there is one."""
+
+
+class Remote:
+    """A resource behind a URL, with connections that are kept for the next request.
+
+    Args:
+        url: http or https. Redirects are followed, never from https to http.
+        access: credentials for its origin.
+        verify: check blocks against their digests, where the server is a Weighlock one.
+        limits: timeouts, patience, redirects.
+        abort: ends whatever waits for a reply.
+        resource: what the URL is known to hold; asked for if not given.
+
+    Raises:
+        ShareGone, Refused, PeerLost, TransferTimeout, RemoteProtocolError: it cannot be opened.
+        Aborted: somebody said stop.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        access: Access | None = None,
+        verify: bool = True,
+        limits: Limits | None = None,
+        abort: Abort | None = None,
+        resource: Resource | None = None,
+    ) -> None:
+        self.address = Address.of(url)
+        self.label = shown(url)
+        self.verify = verify
+        self.limits = limits or Limits()
+        self._access = access or Access()
+        self._lock = threading.Lock()
+        self._digest_lock = threading.Lock()
+        self._pid = os.getpid()
+        self._idle: list[Connection] = []
+        self._leased: set[Connection] = set()
+        self._pages: dict[int, bytes] = {}
+        self._closed = False
+        self.first = b""
+        """The start of the file, which came with the first reply; not verified."""
+        self.abort = abort or Abort()
+        self._forget = self.abort.on_set(self.shut)
+        try:
+            self.resource = resource or self.persist(self._probe)
+        except BaseException:
+            self._forget()
+            raise
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file."""
+        return self.resource.size
+
+    @property
+    def is_closed(self) -> bool:
+        """Whether it was closed."""
+        return self._closed
+
+    @property
+    def verifies(self) -> bool:
+        """Whether what is read is checked against digests."""
+        return self.verify and self.resource.is_share
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self._forget()
+        with self._guard():
+            self._closed = True
+            idle, self._idle = self._idle, []
+        for connection in idle:
+            connection.close()
+
+    def shut(self) -> None:
+        """Wake every thread that waits for a reply; it will see a lost peer."""
+        for connection in list(self._leased):
+            connection.shut()
+
+    def __del__(self) -> None:
+        for connection in getattr(self, "_idle", ()):
+            connection.close()
+
+    def retrying(self) -> Retrying:
+        """A new measure of patience."""
+        return Retrying(self.limits.patience_s, time.monotonic, random.random)
+
+    def persist(
+        self,
+        attempt: Callable[[], T],
+        retrying: Retrying | None = None,
+        sleep: Callable[[float], object] | None = None,
+    ) -> T:
+        """Try until it works, another try cannot help, or patience is at its end."""
+        retrying = retrying or self.retrying()
+        sleep = sleep or self.abort.wait
+        while True:
+            self.abort.check()
+            try:
+                return attempt()
+            except WeighlockError as error:
+                self.abort.check()  # a connection shut from outside looks like a lost peer
+                try:
+                    pause = retrying.pause_after(error)
+                except ChunkCorrupt as corrupt:
+                    self.report_mismatch(corrupt.chunk)
+                    raise
+            sleep(pause)
+
+    def receive(self, connection: Connection, blocks: range, place: BlockPlace) -> None:
+        """Ask for neighbouring blocks in one request, and land each that matches its digest.
+
+        Raises:
+            ChunkCorrupt: one does not match. Those before it have landed.
+            PeerLost, TransferTimeout: the connection broke; likewise.
+            ShareGone, SourceChanged, RemoteProtocolError: asking again will not help.
+        """
+        start = blocks.start * BLOCK_BYTES
+        span = Span(start, min(blocks.stop * BLOCK_BYTES, self.size) - start)
+        digests = [self.digest(block) for block in blocks] if self.verifies else None
+        reply = self.ask_range(connection, span)
+        for number, block in enumerate(blocks):
+            hasher = blake3()
+            for view in place.views(block):
+                connection.read_into(reply, view)
+                if digests is not None:
+                    hasher.update(view)
+            if digests is not None and hasher.digest() != digests[number]:
+                connection.close()
+                self._pages.pop(block // BLOCKS_PER_PAGE, None)  # the fault may be in the digests
+                raise ChunkCorrupt(
+                    f"{self.label}: block {block} does not match its digest", chunk=block
+                )
+            place.landed(block)
+        connection.finish(reply)
+
+    def ask_range(self, connection: Connection, span: Span) -> HTTPResponse:
+        """The reply to a request for that span; its body is still to be read."""
+        resource = self.resource
+        headers = {}
+        if resource.has_ranges:
+            headers["Range"] = f"bytes={span.offset}-{span.end - 1}"
+            if resource.etag is not None:
+                headers["If-Match"] = resource.etag
+        reply = _request(connection, resource.address, headers)
+        if reply.status == 412:
+            connection.close()
+            raise SourceChanged(f"{self.label}: changed since it was opened")
+        if reply.status not in (200, 206):
+            if resource.address != self.address and reply.status in (401, 403, 404, 410):
+                self._resolve_again(connection)
+            raise_for_status(reply, connection, self.label)
+        try:
+            check_range(reply, resource, span)
+        except BaseException:
+            connection.close()  # before its body comes
+            raise
+        return reply
+
+    def _resolve_again(self, connection: Connection) -> None:
+        """The target of a redirect has expired: ask where the resource is now, and try again."""
+        connection.close()
+        before = self.resource
+        now = self._probe()
+        if (now.size, now.validator) != (before.size, before.validator):
+            raise SourceChanged(f"{self.label}: changed since it was opened")
+        self.resource = now
+        raise PeerLost(f"{self.label}: the target of its redirect has expired", retry_after_s=0)
+
+    def digest(self, block: int) -> bytes:
+        """The digest of a block, from a page of digests that is asked for once."""
+        page = block // BLOCKS_PER_PAGE
+        found = self._pages.get(page)
+        if found is None:
+            with self._digest_lock:
+                found = self._pages.get(page) or self._fetch_page(page)
+                self._pages[page] = found
+        first = block % BLOCKS_PER_PAGE * DIGEST_BYTES
+        return found[first : first + DIGEST_BYTES]
+
+    def _fetch_page(self, page: int) -> bytes:
+        wanted = DIGEST_BYTES * len(page_blocks(page, self.size))
+        with self.lease() as connection:
+            reply = _request(connection, self.resource.address.beside(f"digests/{page}"), {})
+            if reply.status != 200:
+                raise_for_status(reply, connection, self.label)
+            if reply.length != wanted:
+                connection.close()
+                raise RemoteProtocolError(
+                    f"{self.label}: {wanted:,} bytes of digests were due, {reply.length} come"
+                )
+            digests = bytearray(wanted)
+            connection.read_into(reply, memoryview(digests))
+            connection.finish(reply)
+        return bytes(digests)
+
+    def report_mismatch(self, block: int) -> None:
+        """Tell the owner of a block that does not match, time after time.
+
+        Raises:
+            SourceChanged: the owner looked, and finds that its tensor was changed.
+        """
+        body = msgspec.json.encode({"state": "mismatch", "block": block})
+        address = self.resource.address.beside("receivers/anonymous")
+        headers = {"Content-Type": "application/json"}
+        with contextlib.suppress(TransferError, RemoteProtocolError), self.lease() as connection:
+            reply = connection.request("POST", address, headers, body)
+            if reply.status != 200:
+                raise_for_status(reply, connection, self.label)
+            connection.read_small(reply)
+
+    @contextlib.contextmanager
+    def lease(self) -> Iterator[Connection]:
+        """A connection for one thread; kept for the next if nothing goes wrong."""
+        with self._guard():
+            if self._closed:
+                raise SourceError(f"{self.label}: used after it was closed")
+            resource = getattr(self, "resource", None)
+            address = self.address if resource is None else resource.address
+            connection = self._idle.pop() if self._idle else None
+        if connection is not None and connection.origin != address.origin:
+            connection.close()
+            connection = None
+        connection = connection or Connection(address, self._access, self.limits)
+        self._leased.add(connection)
+        try:
+            self.abort.check()  # after it can be shut: whoever says stop now is heard
+            yield connection
+        except BaseException:
+            connection.close()
+            raise
+        finally:
+            self._leased.discard(connection)
+        with self._guard():
+            if not self._closed:
+                self._idle.append(connection)
+                return
+        connection.close()
+
+    def _guard(self) -> threading.Lock:
+        pid = os.getpid()
+        if pid != self._pid:
+            # A fork: connections are the parent's conversations, and locks may be held by threads
+            # that do not exist here.
+            self._lock, self._digest_lock = threading.Lock(), threading.Lock()
+            self._idle = []
+            self._pid = pid
+        return self._lock
+
+    def _probe(self) -> Resource:
+        """Ask for the first block: it tells what is there, and most often holds the header."""
+        address = self.address
+        for _ in range(self.limits.redirects + 1):
+            connection = Connection(address, self._access, self.limits)
+            self._leased.add(connection)
+            try:
+                self.abort.check()
+                reply = connection.request("GET", address, {"Range": f"bytes=0-{BLOCK_BYTES - 1}"})
+                if reply.status not in _REDIRECTS:
+                    return self._first_reply(connection, reply, address)
+                target = address.beside(reply.getheader("Location", ""))
+            finally:
+                self._leased.discard(connection)
+                connection.close()
+            if address.scheme == "https" and target.scheme != "https":
+                raise Refused(f"{self.label}: redirects from https to http, which is not followed")
+            address = target
+        raise Refused(f"{self.label}: redirects more than {self.limits.redirects} times")
+
+    def _first_reply(
+        self, connection: Connection, reply: HTTPResponse, address: Address
+    ) -> Resource:
+        if reply.status == 416:
+            return Resource(address, 0)
+        if reply.status not in (200, 206):
+            raise_for_status(reply, connection, self.label)
+        check_plain(reply, self.label)
+        found = content_range(reply)
+        if found is not None:
+            span, size = found
+            if span != Span(0, min(BLOCK_BYTES, size)):
+                raise RemoteProtocolError(
+                    f"{self.label}: its first {BLOCK_BYTES:,} bytes were asked for, the reply "
+                    f"holds {span.length:,} from {span.offset:,} of {size:,}"
+                )
+            length = span.length
+        elif reply.status == 206 or reply.length is None:
+            raise RemoteProtocolError(f"{self.label}: does not say how long it is")
+        else:  # the server knows no ranges and has begun to send everything
+            size, length = reply.length, min(reply.length, BLOCK_BYTES)
+        etag = reply.getheader("ETag")
+        first = bytearray(length)
+        connection.read_into(reply, memoryview(first))
+        self.first = bytes(first)
+        return Resource(
+            address,
+            size,
+            etag if etag and not etag.startswith("W/") else None,
+            reply.getheader("Last-Modified"),
+            is_share=reply.getheader("Weighlock") == "1",
+            has_ranges=found is not None,
+        )
+
+
+def _request(connection: Connection, address: Address, headers: dict[str, str]) -> HTTPResponse:
+    was_used = not connection.is_fresh
+    try:
+        return connection.request("GET", address, headers)
+    except PeerLost:
+        if not was_used:
+            raise
+        # A server may close a connection that was idle; that is no failure yet.
+        return connection.request("GET", address, headers)

@@ -1,0 +1,60 @@
+"""Whether to try again, and when. Pure: the clock and the dice are given. Knows errors only."""
+
+from collections import Counter
+from collections.abc import Callable
+
+from weighlock.errors import ChunkCorrupt, PeerLost, WeighlockError
+
+__all__ = ["Retrying"]
+
+_FIRST_PAUSE_S = 0.1
+_LONGEST_PAUSE_S = 5.0
+_TRIES_OF_A_BLOCK = 3
+
+
+class Retrying:
+    """The patience of one transfer, shared by its connections. Every landed block renews it.
+
+    Args:
+        patience_s: how long to try again without any progress.
+        clock: seconds on a clock that only moves forward.
+        dice: a number from 0 to 1, so that many receivers do not come back in step.
+    """
+
+    def __init__(
+        self, patience_s: float, clock: Callable[[], float], dice: Callable[[], float]
+    ) -> None:
+        self._patience_s = patience_s
+        self._clock = clock
+        self._dice = dice
+        self._since = clock()
+        self._failures = 0
+        self._corrupt: Counter[int] = Counter()
+
+    def progressed(self) -> None:
+        """Something arrived and was good."""
+        self._since = self._clock()
+        self._failures = 0
+
+    def pause_after(self, error: WeighlockError) -> float:
+        """Seconds to wait before the next attempt.
+
+        Raises:
+            The error itself, if another attempt cannot help or has been tried long enough.
+        """
+        if not error.retryable:
+            raise error
+        if isinstance(error, ChunkCorrupt):
+            self._corrupt[error.chunk] += 1
+            if self._corrupt[error.chunk] >= _TRIES_OF_A_BLOCK:
+                raise error
+            return 0.0
+        waited = self._clock() - self._since
+        if waited >= self._patience_s:
+            raise error
+        self._failures += 1
+        pause = min(_LONGEST_PAUSE_S, _FIRST_PAUSE_S * 2.0 ** min(self._failures - 1, 10))
+        pause *= 0.5 + self._dice() / 2
+        if isinstance(error, PeerLost) and error.retry_after_s is not None:
+            pause = max(pause, min(error.retry_after_s, self._patience_s))
+        return min(pause, max(0.0, self._patience_s - waited))

@@ -1,0 +1,204 @@
+"""URLs, and who is shown which credential."""
+
+import copy
+import pickle
+
+import pytest
+
+from weighlock import Access, Credential
+from weighlock.errors import SourceError
+from weighlock.sources.access import Address, shown
+
+ID = "0123456789abcdef" * 2
+
+
+@pytest.mark.parametrize(
+    ("url", "origin", "target"),
+    [
+        ("http://host/a", "http://host:80", "/a"),
+        ("https://host/a", "https://host:443", "/a"),
+        ("http://host:8400/a?b=c&d", "http://host:8400", "/a?b=c&d"),
+        ("http://host", "http://host:80", "/"),
+        ("http://host?q", "http://host:80", "/?q"),
+        ("HTTP://HOST/A", "http://host:80", "/A"),
+        ("  http://host/a\n", "http://host:80", "/a"),
+        ("http://[::1]:8400/a", "http://[::1]:8400", "/a"),
+        ("http://host/a b/ü", "http://host:80", "/a%20b/%C3%BC"),
+        ("http://host/a%20b%2Fc", "http://host:80", "/a%20b%2Fc"),
+        ("http://host/a#fragment", "http://host:80", "/a"),
+        ("http://host/a?b=%26&c=d+e", "http://host:80", "/a?b=%26&c=d+e"),
+    ],
+)
+def test_urls_are_taken_apart(url, origin, target):
+    address = Address.of(url)
+    assert address.origin == origin
+    assert address.target == target
+    assert address.url == origin + target
+
+
+def test_fragment_stays_here():
+    address = Address.of("http://host/a#r=site-1.mac")
+    assert address.fragment == "r=site-1.mac"
+    assert "site-1" not in address.url
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "",
+        "a",
+        "/etc/passwd",
+        "//host/a",
+        "file:///etc/passwd",
+        "ftp://host/a",
+        "unix:///run/socket",
+        "http+unix://%2Frun%2Fsocket/a",
+        "s3://bucket/key",
+        "javascript:alert(1)",
+        "http:",
+        "http://",
+        "http:///a",
+        "http://:80/a",
+        "http://host:port/a",
+        "http://host:99999/a",
+        "http://host:-1/a",
+        "http://[::1/a",
+        "http://user@host/a",
+        "http://user:secret@host/a",
+        "http://:secret@host/a",
+        "http://@host/a",
+        "http://ho st/a",
+        "http://host\x00/a",
+    ],
+)
+def test_what_is_no_url_of_a_host_is_refused(url):
+    with pytest.raises(SourceError) as caught:
+        Address.of(url)
+    assert "secret" not in str(caught.value)
+
+
+@pytest.mark.parametrize("port", ["port", "99999"])
+def test_what_is_no_url_is_refused_without_showing_its_secrets(port):
+    # Somebody who mistypes a port has typed the password all the same.
+    for url in (f"http://user:secret@host:{port}/a", f"http://host:{port}/s/{ID}/a?token=secret"):
+        with pytest.raises(SourceError) as caught:
+            Address.of(url)
+        assert "secret" not in str(caught.value)
+        assert ID not in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["/a\r\nX-Injected: 1", "/a b", "/a\tb", "/a\x00b", "/\x7f"])
+def test_nothing_in_a_url_can_end_a_line_of_a_request(path):
+    target = Address.of(f"http://host{path}?q={path}").target
+    assert not any(char <= " " or char == "\x7f" for char in target)
+
+
+@pytest.mark.parametrize(
+    ("url", "text"),
+    [
+        ("http://host:1/a/b", "http://host:1/a/b"),
+        (f"http://host:1/s/{ID}/model.safetensors", "http://host:1/s/…/model.safetensors"),
+        (f"http://host:1/i/{ID}/x", "http://host:1/i/…/x"),
+        (f"http://host/s/{ID}", "http://host/s/…"),
+        ("http://host/a?X-Amz-Signature=secret", "http://host/a?…"),
+        ("http://user:secret@host/a", "http://host/a"),
+        ("http://host/a#r=site-1.secret", "http://host/a"),
+        (
+            f"http://host/prefix/s/{ID}/model.safetensors",
+            "http://host/prefix/s/…/model.safetensors",
+        ),
+    ],
+)
+def test_what_is_shown_of_a_url_is_never_what_opens_it(url, text):
+    assert shown(url) == text
+
+
+@pytest.mark.parametrize("url", ["http://[::1/a", "http://[x]/", "http://host:port/"])
+def test_anything_can_be_shown(url):
+    assert isinstance(shown(url), str)
+
+
+def test_shown_is_bounded():
+    assert len(shown("http://host/" + "a" * 5000)) <= 300
+
+
+def test_address_does_not_show_its_path():
+    text = repr(Address.of(f"http://host/s/{ID}/a?token=secret#secret"))
+    assert ID not in text
+    assert "secret" not in text
+
+
+SECRET = Credential(headers={"Authorization": "Bearer secret"}, ca="ca.pem")
+
+
+@pytest.mark.parametrize("value", [SECRET, Access(["a"], {"host": SECRET})])
+def test_credentials_do_not_travel_and_are_not_shown(value):
+    assert "secret" not in repr(value)
+    assert "secret" not in str(value)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        with pytest.raises(TypeError, match="not pickled"):
+            pickle.dumps(value, protocol)
+    with pytest.raises(TypeError):
+        copy.deepcopy(value)
+
+
+@pytest.mark.parametrize(
+    ("key", "url", "is_shown"),
+    [
+        ("host", "http://host/a", True),
+        ("host", "https://host/a", True),
+        ("host", "http://host:8400/a", True),
+        ("HOST", "http://host/a", True),
+        ("host:8400", "http://host:8400/a", True),
+        ("host:8400", "http://host/a", False),
+        ("host:80", "http://host/a", True),
+        ("host:443", "https://host/a", True),
+        ("host:443", "http://host/a", False),
+        ("https://host", "https://host/a", True),
+        ("https://host/", "https://host/a", True),
+        ("https://host", "http://host/a", False),
+        ("https://host", "https://host:8400/a", False),
+        ("https://host:8400", "https://host:8400/a", True),
+        ("https://host:8400", "http://host:8400/a", False),
+        ("host", "http://host.evil/a", False),
+        ("host", "http://evil-host/a", False),
+        ("host", "http://sub.host/a", False),
+        ("[::1]:8400", "http://[::1]:8400/a", True),
+        ("http://[::1]:8400", "http://[::1]:8400/a", True),
+    ],
+)
+def test_credential_is_shown_to_its_origin_only(key, url, is_shown):
+    found = Access(origins={key: SECRET}).credential(Address.of(url))
+    assert (found is SECRET) is is_shown
+    if not is_shown:
+        assert found.headers == {}
+
+
+def test_the_narrower_origin_counts():
+    narrow, wide = Credential(headers={"a": "1"}), Credential(headers={"a": "2"})
+    access = Access(origins={"host": wide, "host:8400": narrow})
+    assert access.credential(Address.of("http://host:8400/")) is narrow
+    assert access.credential(Address.of("http://host:8401/")) is wide
+
+
+@pytest.mark.parametrize(
+    ("allow", "url", "is_allowed"),
+    [
+        ([], "http://host/a", False),
+        (["host"], "http://host/a", True),
+        (["Host"], "http://hOST:9/a", True),
+        (["host:8400"], "http://host:8400/a", True),
+        (["host:8400"], "http://host:8401/a", False),
+        (["host:80"], "http://host/a", True),
+        (["host"], "http://host.evil/a", False),
+        (["10.0.0.7"], "http://10.0.0.70/a", False),
+        (["169.254.169.254"], "http://localhost:22/", False),
+    ],
+)
+def test_urls_in_messages_are_closed_unless_allowed(allow, url, is_allowed):
+    assert Access(allow).allows(Address.of(url)) is is_allowed
+
+
+def test_certificates_that_cannot_be_read_are_named():
+    with pytest.raises(SourceError, match=r"nowhere\.pem"):
+        Credential(ca="nowhere.pem").tls()

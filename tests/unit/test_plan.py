@@ -1,0 +1,75 @@
+"""What to ask for next: every wanted block once, whatever lands, breaks or comes twice."""
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from weighlock.fetching.plan import Plan
+
+BLOCKS = st.lists(st.integers(0, 50), unique=True).map(sorted)
+
+
+def taken(plan):
+    found = []
+    while (run := plan.take()) is not None:
+        found.append(run)
+    return found
+
+
+@given(BLOCKS)
+def test_what_is_given_out_is_a_partition_of_what_is_wanted(blocks):
+    plan = Plan(blocks)
+    assert [block for run in taken(plan) for block in run] == blocks
+    assert plan.take() is None
+
+
+@given(BLOCKS)
+def test_it_is_complete_when_the_last_block_has_landed_and_not_before(blocks):
+    plan = Plan(blocks)
+    for block in blocks:
+        assert not plan.is_complete
+        assert plan.landed(block) is True
+        assert plan.landed(block) is False  # I16: counts never double
+    assert plan.is_complete
+
+
+@given(BLOCKS, st.data())
+def test_after_a_break_only_what_is_missing_is_asked_for(blocks, data):
+    plan = Plan(blocks)
+    for run in taken(plan):
+        done = data.draw(st.integers(0, len(run)))
+        for block in run[:done]:
+            plan.landed(block)
+        again = [block for part in plan.missing_of(run) for block in part]
+        assert again == list(run[done:])
+
+
+def test_blocks_that_landed_in_the_middle_split_a_run():
+    plan = Plan(range(8))
+    plan.landed(3)
+    assert plan.missing_of(range(8)) == [range(3), range(4, 8)]
+
+
+@given(BLOCKS.filter(bool))
+def test_a_server_without_ranges_is_asked_once_for_everything(blocks):
+    plan = Plan(blocks, whole=blocks[-1] + 5)
+    (run,) = taken(plan)
+    assert (run.start, run.stop) == (0, blocks[-1] + 5)
+    plan.landed(blocks[0])
+    if len(blocks) > 1:
+        assert plan.missing_of(run) == [run]
+    for block in blocks:
+        plan.landed(block)
+    assert plan.missing_of(run) == []
+
+
+def test_nothing_wanted_is_complete_from_the_start():
+    for whole in (None, 7):
+        plan = Plan([], whole=whole)
+        assert plan.is_complete
+        assert plan.take() is None
+
+
+def test_blocks_nobody_wanted_do_not_count():
+    plan = Plan([1, 5], whole=9)
+    assert plan.landed(3) is False
+    assert not plan.is_complete
