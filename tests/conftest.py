@@ -2,6 +2,7 @@
 
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -16,6 +17,11 @@ settings.register_profile(
     print_blob=True,
 )
 settings.load_profile("default")
+
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    # Started in the background of a shell: programs that tests interrupt would be deaf as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def open_descriptors():

@@ -8,41 +8,58 @@ if sys.platform == "win32":
     raise ImportError("weighlock runs on Linux and macOS; Windows is not supported (use WSL)")
 
 if TYPE_CHECKING:
+    from weighlock.abort import Abort
     from weighlock.errors import WeighlockError
+    from weighlock.fetching.fetch import fetch
+    from weighlock.fetching.stream import stream
     from weighlock.formats.detect import open_catalog as open
     from weighlock.formats.save import save
     from weighlock.formats.writer import Writer
     from weighlock.limits import Limits
+    from weighlock.sharing.server import Server
+    from weighlock.sources.access import Access, Credential
     from weighlock.tensors.catalog import Catalog
     from weighlock.tensors.dtypes import DType
     from weighlock.tensors.ref import TensorRef
     from weighlock.tensors.spec import TensorSpec
 
 __all__ = [
+    "Abort",
+    "Access",
     "Catalog",
+    "Credential",
     "DType",
     "Limits",
+    "Server",
     "TensorRef",
     "TensorSpec",
     "WeighlockError",
     "Writer",
+    "fetch",
     "open",
     "save",
+    "stream",
 ]
 __version__ = "0.1.0"
 
 # Where each public name lives. A module is imported when its name is first used: who only opens a
 # file does not wait for what writes one.
 _HOMES = {
+    "Abort": "weighlock.abort",
+    "Access": "weighlock.sources.access",
     "Catalog": "weighlock.tensors.catalog",
+    "Credential": "weighlock.sources.access",
     "DType": "weighlock.tensors.dtypes",
     "Limits": "weighlock.limits",
+    "Server": "weighlock.sharing.server",
     "TensorRef": "weighlock.tensors.ref",
     "TensorSpec": "weighlock.tensors.spec",
     "WeighlockError": "weighlock.errors",
     "Writer": "weighlock.formats.writer",
+    "fetch": "weighlock.fetching.fetch",
     "open": "weighlock.formats.detect",
     "save": "weighlock.formats.save",
+    "stream": "weighlock.fetching.stream",
 }
 _NAMES_THERE = {"open": "open_catalog"}
 

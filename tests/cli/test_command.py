@@ -10,7 +10,7 @@ from cli_checks import assert_refused, assert_wrong_usage, at_once, layers, save
 
 import weighlock
 
-VERBS = ["ls", "info", "convert", "verify", "diff", "demo"]
+VERBS = ["ls", "info", "convert", "verify", "diff", "scan", "serve", "pull", "demo"]
 COMMAND = [sys.executable, "-m", "weighlock"]
 
 
@@ -196,6 +196,11 @@ def test_the_demo_runs_and_cleans_up(weighlock_command, tmp_path):
     assert list(tmp_path.iterdir()) == []
     kept = tmp_path / "kept"
     succeeded(weighlock_command("demo", "--size", "20MB", "--keep", kept))
-    assert sorted(entry.name for entry in kept.iterdir()) == ["model.safetensors", "sharded"]
+    assert sorted(entry.name for entry in kept.iterdir()) == [
+        "model.safetensors",
+        "next.safetensors",
+        "pulled.safetensors",
+        "sharded",
+    ]
     succeeded(weighlock_command("verify", "--data", "--finite", kept / "model.safetensors"))
     assert_refused(weighlock_command("demo", "--size", "20MB", "--keep", kept), "kept")

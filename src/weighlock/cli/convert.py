@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import click
 
 import weighlock
-from weighlock.cli.shared import DTYPE, SIZE, json_option, print_json, progress_bar, weights
+from weighlock.cli.shared import DTYPE, SIZE, json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, LayoutError, UnsupportedDType
 from weighlock.formats.save import own_metadata, save
@@ -78,13 +78,13 @@ def command(
         if skipped and not skip_unsupported:
             name, reason = next(iter(skipped.items()))
             raise UnsupportedDType(
-                f"{source}: tensor {name!r} cannot be written: {reason}; "
+                f"{label(source)}: tensor {name!r} cannot be written: {reason}; "
                 f"--skip-unsupported leaves out {len(skipped)}"
             )
         chosen = chosen.only(name for name in chosen if name not in skipped)
         shared = _shared_names(chosen)
         total = sum(ref.nbytes for ref in chosen.values()) if tied == "copy" else chosen.nbytes
-        with progress_bar(f"{source} → {target}", total) as progress:
+        with progress_bar(f"{label(source)} → {target}", total) as progress:
             save(
                 target,
                 chosen,
@@ -95,7 +95,7 @@ def command(
                 progress=progress,
             )
     if as_json:
-        facts = {"source": source, "target": target, "tensors": len(chosen), "bytes": total}
+        facts = {"source": label(source), "target": target, "tensors": len(chosen), "bytes": total}
         print_json({**facts, "skipped": skipped, "tied": shared})
     else:
         for name, reason in skipped.items():

@@ -29,7 +29,7 @@ _HIDDEN, _VOCABULARY = 2048, 8192
 )
 @click.option("--keep", type=click.Path(), help="Leave the files in this new directory.")
 def command(total: int, keep: str | None) -> None:
-    """Make a model, write it by streaming, slice it, copy it into shards; measure all of it."""
+    """Make a model, stream it to disk, slice, shard and share it; measure all of it."""
     with contextlib.ExitStack() as stack:
         if keep is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="weighlock-demo-"))
@@ -65,6 +65,7 @@ def _run(directory: str, total: int) -> None:
         other = weighlock.open(sharded)
         same = all(_equal(catalog[name], other[name]) for name in catalog)
     click.echo(f"      {'all equal' if same else 'THEY DIFFER'}")
+    _share(catalog, directory, nbytes)
     largest = size(max(spec.nbytes for spec in specs))
     _say(
         f"Memory at the peak, beyond start-up: {size(max(0, _memory() - before))}, "
@@ -73,6 +74,28 @@ def _run(directory: str, total: int) -> None:
     _say(
         "Look into it yourself: weighlock demo --keep models; weighlock ls models/model.safetensors"
     )
+
+
+def _share(catalog: weighlock.Catalog, directory: str, nbytes: int) -> None:
+    """Offer the file, pull it again, then pull a version of it of which little differs."""
+    first, second = (os.path.join(directory, f"{name}.safetensors") for name in ("pulled", "next"))
+    with weighlock.Server() as server:
+        with _measured("share it over HTTP (nothing is copied)"):
+            share = server.share(catalog)
+        with _measured("pull it to another file, every block hashed there and here", nbytes):
+            weighlock.fetch(share.url, into=first).close()
+        with _measured("read 16 rows of it through the network"):
+            remote = weighlock.open(share.url)
+            rows = remote["embed.weight"][1000:1016]
+        click.echo(f"      equal to the file's: {_same(rows, catalog['embed.weight'][1000:1016])}")
+        remote.close()
+        changed = {**catalog, "embed.weight": catalog["embed.weight"].load() * 2}
+        with server.share(changed) as again, _measured("pull the next version, with this as base"):
+            weighlock.fetch(again.url, into=second, base=first).close()
+
+
+def _same(a: Array, b: Array) -> str:
+    return "yes" if np.array_equal(a.view(np.uint8), b.view(np.uint8)) else "NO"
 
 
 def _specs(total: int) -> list[TensorSpec]:

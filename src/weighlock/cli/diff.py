@@ -8,7 +8,7 @@ import click
 import numpy as np
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json, progress_bar, weights
+from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import columns, escaped
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.blocks import blocks
@@ -51,7 +51,7 @@ def command(a: str, b: str, specs: bool, exit_code: bool, as_json: bool) -> None
             changes = _compare(before, after, None)
         else:
             both = sum(ref.nbytes for name, ref in before.items() if name in after)
-            with progress_bar(f"comparing {a} and {b}", both) as progress:
+            with progress_bar(f"comparing {label(a)} and {label(b)}", both) as progress:
                 changes = _compare(before, after, progress)
         same = len(before.keys() & after.keys()) - sum(
             change.kind not in ("added", "removed") for change in changes

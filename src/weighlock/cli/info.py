@@ -6,7 +6,7 @@ import click
 import msgspec
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json, print_notes, weights
+from weighlock.cli.shared import json_option, label, print_json, print_notes, weights
 from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
 from weighlock.tensors.catalog import Catalog
 
@@ -42,7 +42,7 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
         elements[ref.dtype] += ref.spec.size
         nbytes[ref.dtype] += ref.nbytes
     return {
-        "path": path,
+        "path": label(path),
         "tensors": len(catalog),
         "parameters": sum(elements.values()),
         "bytes": sum(nbytes.values()),

@@ -12,10 +12,21 @@ import click
 
 from weighlock.cli.text import escaped, parse_size, size
 from weighlock.errors import UnsupportedDType
+from weighlock.sources.access import shown
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["DTYPE", "SIZE", "json_option", "print_json", "print_notes", "progress_bar", "weights"]
+__all__ = [
+    "DTYPE",
+    "SIZE",
+    "json_option",
+    "label",
+    "print_json",
+    "print_notes",
+    "progress_bar",
+    "transfer_bar",
+    "weights",
+]
 
 
 class _Size(click.ParamType):  # type: ignore[type-arg]
@@ -53,6 +64,11 @@ def weights(name: str) -> Callable[[Any], Any]:
     return click.argument(name, type=click.Path())
 
 
+def label(path: str) -> str:
+    """What to call a path or URL in output: the id of a share is not shown. Not escaped."""
+    return shown(path) if path.lower().startswith(("http://", "https://")) else path
+
+
 def print_notes(catalog: Catalog) -> None:
     """Tell on stderr what a reader of the catalog should know."""
     for note in catalog.notes:
@@ -87,30 +103,62 @@ def print_json(value: object) -> None:
 def progress_bar(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
     """Gives a function to call with bytes done: a bar on a terminal, and one line at the end."""
     start = time.monotonic()
-    if sys.stderr.isatty():
-        from rich.console import Console
-        from rich.progress import (
-            BarColumn,
-            DownloadColumn,
-            Progress,
-            TextColumn,
-            TimeRemainingColumn,
-            TransferSpeedColumn,
-        )
+    with _bar(doing, total_bytes) as update:
+        total = 0
 
-        with Progress(
-            TextColumn("{task.description}"),
-            BarColumn(),
-            DownloadColumn(),
-            TransferSpeedColumn(),
-            TimeRemainingColumn(),
-            console=Console(stderr=True),
-            transient=True,
-        ) as bar:
-            task = bar.add_task(escaped(doing).replace("[", "\\["), total=total_bytes)
-            yield lambda count: bar.advance(task, count)
-    else:
-        yield lambda count: None
-    seconds = time.monotonic() - start
+        def advance(count: int) -> None:
+            nonlocal total
+            total += count
+            update(total, total_bytes)
+
+        yield advance
+    _report(doing, total_bytes, time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def transfer_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
+    """The same for a transfer, which tells bytes here and bytes in all, from any thread."""
+    start = time.monotonic()
+    seen = 0
+    with _bar(doing, None) as update:
+
+        def tell(done: int, total: int) -> None:
+            nonlocal seen
+            seen = done
+            update(done, total)
+
+        yield tell
+    _report(doing, seen, time.monotonic() - start)
+
+
+@contextlib.contextmanager
+def _bar(doing: str, total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
+    if not sys.stderr.isatty():
+        yield lambda done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import (
+        BarColumn,
+        DownloadColumn,
+        Progress,
+        TextColumn,
+        TimeRemainingColumn,
+        TransferSpeedColumn,
+    )
+
+    with Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        DownloadColumn(),
+        TransferSpeedColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        transient=True,
+    ) as bar:
+        task = bar.add_task(escaped(doing).replace("[", "\\["), total=total_bytes)
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+def _report(doing: str, total_bytes: int, seconds: float) -> None:
     rate = size(int(total_bytes / seconds)) if seconds > 0 else "?"
     click.echo(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)", err=True)

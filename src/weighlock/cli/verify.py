@@ -6,7 +6,7 @@ import click
 import numpy as np
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json, progress_bar, weights
+from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import columns, escaped, size
 from weighlock.errors import LayoutError
 from weighlock.tensors.blocks import blocks
@@ -34,7 +34,7 @@ def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
         total = catalog.nbytes
         found: dict[str, dict[str, int]] = {}
         if data:
-            with progress_bar(f"reading {path}", total) as progress:
+            with progress_bar(f"reading {label(path)}", total) as progress:
                 catalog.check()
                 for ref in {ref.identity(): ref for ref in refs}.values():
                     nan, inf = _count(ref)
@@ -42,7 +42,7 @@ def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
                     if nan or inf:
                         found[ref.name] = {"nan": nan, "inf": inf}
     if as_json:
-        facts = {"path": path, "valid": True, "tensors": len(refs), "bytes": total}
+        facts = {"path": label(path), "valid": True, "tensors": len(refs), "bytes": total}
         print_json({**facts, "not_finite": found} if data else facts)
     else:
         if found:
@@ -51,7 +51,9 @@ def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
             ]
             click.echo(columns(rows, frozenset({1, 2})))
         checked = "headers and sizes" if not data else f"all data, {len(found)} tensors not finite"
-        click.echo(f"{escaped(path)}: valid ({checked}): {len(refs):,} tensors, {size(total)}")
+        click.echo(
+            f"{escaped(label(path))}: valid ({checked}): {len(refs):,} tensors, {size(total)}"
+        )
     if finite and found:
         sys.exit(1)
 

@@ -1,0 +1,113 @@
+"""`weighlock pull`: weights from a URL to a file, taken up where an earlier attempt ended."""
+
+import os
+from collections.abc import Sequence
+
+import click
+
+import weighlock
+from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
+from weighlock.cli.text import escaped, size
+from weighlock.errors import DiskError, SourceError, WeighlockError
+from weighlock.sources.access import Access, Address, Credential, shown
+
+__all__ = ["command"]
+
+
+@click.command("pull")
+@click.argument("url")
+@click.argument("dest", required=False, type=click.Path())
+@click.option("--names", "patterns", multiple=True, metavar="GLOB", help="Pull only these tensors.")
+@click.option(
+    "--base", type=click.Path(), help="A model that resembles it: only what differs is pulled."
+)
+@click.option("--connections", default=4, show_default=True, help="Requests under way at once.")
+@click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
+@click.option("--header", "headers", multiple=True, metavar="'NAME: TEXT'", help="Send a header.")
+@click.option("--header-file", type=click.Path(), help="Send the headers in a file, one a line.")
+@click.option("--ca", type=click.Path(), help="Certificates to trust instead of the system's.")
+@click.option("--cert", type=click.Path(), help="Certificate to show a server that asks for one.")
+@click.option("--key", type=click.Path(), help="Its key, if it is not in the same file.")
+@click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
+@click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
+@click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@json_option
+def command(
+    url: str,
+    dest: str | None,
+    patterns: Sequence[str],
+    base: str | None,
+    connections: int,
+    limit_rate: int | None,
+    headers: Sequence[str],
+    header_file: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    no_verify: bool,
+    force: bool,
+    no_sync: bool,
+    as_json: bool,
+) -> None:
+    """Pull the weights at URL into the file DEST.
+
+    Without DEST, the file gets the name the URL ends with. A pull that was cut off is taken up when
+    it is run again: what had arrived is checked, and only the rest is pulled.
+    """
+    address = Address.of(url)
+    name = os.path.basename(address.target.partition("?")[0]) or "model.safetensors"
+    is_sharded = name.endswith(".index.json") and not patterns
+    target = dest or (os.path.splitext(name)[0] if is_sharded else name)
+    if not is_sharded and os.path.isdir(target):
+        target = os.path.join(target, name)
+    if os.path.lexists(target) and not is_sharded:
+        if not force:
+            raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")
+        base = base or _if_weights(target)
+    credential = Credential(_headers(headers, header_file), ca, cert, key)
+    with transfer_bar(f"{shown(url)} → {target}") as progress:
+        catalog = weighlock.fetch(
+            url,
+            into=target,
+            names=list(patterns) or None,
+            base=base,
+            access=Access(origins={address.origin: credential}),
+            progress=progress,
+            connections=connections,
+            limit_rate=limit_rate,
+            verify=not no_verify,
+            durable=not no_sync,
+        )
+    with catalog:
+        print_notes(catalog)
+        facts = {"target": target, "tensors": len(catalog), "bytes": catalog.nbytes}
+        if as_json:
+            print_json({**facts, "notes": list(catalog.notes)})
+        else:
+            click.echo(f"{escaped(target)}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
+
+
+def _if_weights(path: str) -> str | None:
+    """The path, if there are weights that can serve as a base."""
+    try:
+        weighlock.open(path).close()
+    except WeighlockError:
+        return None
+    return path
+
+
+def _headers(given: Sequence[str], path: str | None) -> dict[str, str]:
+    lines = list(given)
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines += [line.strip() for line in file if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"{path}: cannot be read: {error}") from error
+    headers = {}
+    for line in lines:
+        name, colon, text = line.partition(":")
+        if not colon or not name.strip():
+            raise click.BadParameter("a header is written 'Name: text'", param_hint="--header")
+        headers[name.strip()] = text.strip()
+    return headers

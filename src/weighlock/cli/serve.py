@@ -1,0 +1,106 @@
+"""`weighlock serve`: weights offered over HTTP, as safetensors, without converting them."""
+
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from contextlib import ExitStack
+from types import FrameType
+
+import click
+
+import weighlock
+from weighlock.cli.shared import json_option, print_json, print_notes
+from weighlock.cli.text import escaped, size
+from weighlock.sharing.identity import default_secret_path, secret, stable_id
+
+__all__ = ["command"]
+
+_DEFAULT_PORT = 8400
+
+
+@click.command("serve")
+@click.argument("paths", nargs=-1, required=True, type=click.Path())
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port", default=_DEFAULT_PORT, show_default=True, help="Port to listen on; 0 for any."
+)
+@click.option("--public-url", metavar="URL", help="What others call this server.")
+@click.option("--tls-cert", type=click.Path(), help="Certificate (chain) to serve TLS with.")
+@click.option("--tls-key", type=click.Path(), help="Its key, if it is not in the same file.")
+@click.option("--client-ca", type=click.Path(), help="Admit only holders of its certificates.")
+@click.option("--insecure", is_flag=True, help="Let others connect without TLS.")
+@click.option("--expires", type=float, metavar="SECONDS", help="End the shares after this time.")
+@click.option("--cacheable", is_flag=True, help="Let caches in front of this server keep them.")
+@click.option(
+    "--secret",
+    "secret_path",
+    type=click.Path(),
+    help="File of the key that makes URLs stable; made if there is none.",
+)
+@json_option
+def command(
+    paths: Sequence[str],
+    host: str,
+    port: int,
+    public_url: str | None,
+    tls_cert: str | None,
+    tls_key: str | None,
+    client_ca: str | None,
+    insecure: bool,
+    expires: float | None,
+    cacheable: bool,
+    secret_path: str | None,
+    as_json: bool,
+) -> None:
+    """Offer the weights at each of PATHS, and print the URL to pull each from.
+
+    Who has a URL can read the weights. A file that is unchanged keeps its URL when the server is
+    started again. Stop with Ctrl-C: what is being sent is finished first.
+    """
+    key = secret(secret_path or default_secret_path())
+    with ExitStack() as opened:
+        catalogs = [opened.enter_context(weighlock.open(path)) for path in paths]
+        server = opened.enter_context(
+            weighlock.Server(
+                host,
+                port,
+                public_url=public_url,
+                tls_cert=tls_cert,
+                tls_key=tls_key,
+                client_ca=client_ca,
+                insecure=insecure,
+            )
+        )
+        shares = {}
+        for path, catalog in zip(paths, catalogs, strict=True):
+            print_notes(catalog)
+            share_id = stable_id(key, path, catalog)
+            shares[path] = server.share(
+                catalog, expires_s=expires, cacheable=cacheable, share_id=share_id
+            )
+        if as_json:
+            print_json(
+                [
+                    {"path": path, "url": share.url, "bytes": share.size}
+                    for path, share in shares.items()
+                ]
+            )
+        else:
+            for path, share in shares.items():
+                click.echo(f"{escaped(path)} ({size(share.size)})\n  {share.url}")
+        sys.stdout.flush()
+        _wait(expires)
+        click.echo("stopping", err=True)
+
+
+def _wait(seconds: float | None) -> None:
+    """Until a signal says stop, or the time is over."""
+    stop = threading.Event()
+
+    def end(number: int, frame: FrameType | None) -> None:
+        stop.set()
+
+    for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+        signal.signal(number, end)
+    stop.wait(seconds)

@@ -1,0 +1,1 @@
+"""The side that dials: fetching, streaming, and what to ask for next."""

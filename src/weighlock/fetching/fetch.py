@@ -1,0 +1,355 @@
+"""Fetch weights from a URL: to memory, into arrays somebody has, or to a file. One visible call.
+
+Knows which landing a wish needs and what must be checked before the first byte; pulling, bases and
+landings are its neighbours'.
+"""
+
+import os
+import time
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+
+from weighlock.abort import Abort
+from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.resumable import ResumableFile
+from weighlock.errors import (
+    Aborted,
+    FormatError,
+    LayoutError,
+    LocalProtocolError,
+    ProtocolError,
+)
+from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
+from weighlock.fetching.filling import Received, into_arrays, into_new_memory
+from weighlock.fetching.journal import Journal
+from weighlock.fetching.pulling import Progress, Puller
+from weighlock.formats.detect import open_catalog, open_source
+from weighlock.formats.remote import is_index, noted, open_url
+from weighlock.formats.safetensors import arrange, build_header
+from weighlock.formats.sharded import INDEX_NAME, read_index
+from weighlock.limits import Limits
+from weighlock.sources.access import Access, Address
+from weighlock.sources.grid import block_span
+from weighlock.sources.http import HttpSource
+from weighlock.sources.local import FileSource
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import as_ref
+from weighlock.tensors.stored import StoredRef
+from weighlock.transfer.landing import FileLanding, Landing, MemoryLanding, PartLanding
+from weighlock.transfer.rate import Rate
+
+__all__ = ["How", "fetch"]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What every file of one fetch has in common."""
+
+    access: Access | None = None
+    abort: Abort = field(default_factory=Abort)
+    connections: int = 4
+    rate: Rate | None = None
+    verify: bool = True
+    durable: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+    def open(self, url: str) -> HttpSource:
+        """The file behind a URL."""
+        self.abort.check()
+        return HttpSource(
+            url, access=self.access, verify=self.verify, limits=self.limits, abort=self.abort
+        )
+
+    def puller(self, source: HttpSource) -> Puller:
+        """Connections to it."""
+        return Puller(source.remote, connections=self.connections, rate=self.rate)
+
+
+def fetch(
+    url: str,
+    *,
+    out: "Mapping[str, object] | object | None" = None,
+    into: "str | os.PathLike[str] | None" = None,
+    names: str | Sequence[str] | None = None,
+    base: "Mapping[str, object] | str | os.PathLike[str] | None" = None,
+    access: Access | None = None,
+    abort: Abort | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    connections: int = 4,
+    limit_rate: float | None = None,
+    verify: bool = True,
+    durable: bool = True,
+    limits: Limits | None = None,
+) -> Catalog:
+    """Fetch weights from a URL: to memory, or where you say.
+
+    Args:
+        url: of a share, of any file on an HTTP server, or of the index of a sharded model.
+        out: a mapping of names to arrays or tensors, or a torch module, that receives them.
+        into: a file (for a sharded model, a directory) that receives them. What an interrupted
+            fetch left there is taken up.
+        names: glob patterns; only these tensors.
+        base: a model one has, as a catalog, arrays or a path: blocks that are the same in it are
+            not pulled.
+        access: credentials.
+        abort: `abort.set()` in any thread ends this with `Aborted`.
+        progress: called with bytes here and bytes in all, from any thread.
+        connections: requests under way at once.
+        limit_rate: bytes a second at the most.
+        verify: check every block against its digest, where the server has them.
+        durable: survive a power loss once this returns, with `into`.
+        limits: timeouts, patience, bounds of what may come.
+
+    Returns:
+        The catalog of what is now here. A note says so if nothing could be verified.
+
+    Raises:
+        TransferError: it could not be had; see `reason` and `retryable`.
+        FormatError: it is not weights, or does not fit `out`.
+        SourceChanged: its owner changed it meanwhile.
+        DiskError: `into` cannot be written. `NoSpace` is raised before the first byte.
+        With `into`, the destination is untouched; what came stays beside it as a `.part` file for
+        the next attempt, unless the error was an abort or bad content. With `out`, arrays hold
+        whatever had arrived.
+    """
+    if out is not None and into is not None:
+        raise LocalProtocolError("fetch: pass out= or into=, not both")
+    how = How(
+        access,
+        abort or Abort(),
+        connections,
+        None if limit_rate is None else Rate(limit_rate, time.monotonic),
+        verify,
+        durable,
+        limits or Limits(),
+    )
+    patterns = (names,) if isinstance(names, str) else names
+    opened = _open_base(base)
+    try:
+        if is_index(url):
+            return _fetch_sharded(url, out, into, patterns, opened, progress, how)
+        with closing(how.open(url)) as source:
+            fetched = _One(source, patterns, opened, how).fetch(out, into, progress)
+            return noted(fetched, source)
+    finally:
+        if isinstance(base, (str, os.PathLike)) and opened is not None:
+            opened.close()
+
+
+def _open_base(base: "Mapping[str, object] | str | os.PathLike[str] | None") -> Catalog | None:
+    if base is None or isinstance(base, Catalog):
+        return base
+    if isinstance(base, (str, os.PathLike)):
+        return open_catalog(base)
+    return Catalog({name: as_ref(name, value) for name, value in base.items()})
+
+
+class _One:
+    """The fetch of one file."""
+
+    def __init__(
+        self,
+        source: HttpSource,
+        patterns: Sequence[str] | None,
+        base: Catalog | None,
+        how: How,
+    ) -> None:
+        self._source = source
+        self._patterns = patterns
+        self._base = base if source.verifies else None
+        self._how = how
+
+    def fetch(
+        self,
+        out: object | None,
+        into: "str | os.PathLike[str] | None",
+        tell: Callable[[int, int], None] | None,
+    ) -> Catalog:
+        if into is not None and self._patterns is None:
+            return self._to_file(into, Progress(self._source.size, tell))
+        remote = open_source(self._source, self._how.limits)
+        chosen = _chosen(remote, self._patterns)
+        if not all(isinstance(r, StoredRef) and r.contiguous_span for r in chosen.values()):
+            return self._unlike_a_share(chosen, out, into)
+        if into is not None:
+            return self._part_to_file(remote, chosen, into, tell)
+        received: Received = (
+            into_new_memory(chosen, self._how.limits)
+            if out is None
+            else into_arrays(chosen, out, strict=self._patterns is None)
+        )
+        landing = MemoryLanding(received.targets, self._source.size)
+        progress = Progress(_bytes_of(landing, self._source.size), tell)
+        self._pull(remote, landing, progress)
+        received.complete()
+        return received.catalog
+
+    def _pull(self, remote: Catalog, landing: Landing, progress: Progress) -> None:
+        blocks = list(landing.blocks)
+        if self._base is not None:
+            with closing(BaseContents(self._source, remote, self._base)) as base:
+                blocks = take_from_base(
+                    self._source, base, blocks, landing, self._counting(progress)
+                )
+        self._how.puller(self._source).pull(blocks, landing, progress)
+
+    def _counting(self, progress: Progress) -> Callable[[int], None]:
+        def count(block: int) -> None:
+            self._how.abort.check()
+            progress.add(block_span(block, self._source.size).length)
+
+        return count
+
+    def _to_file(self, into: "str | os.PathLike[str]", progress: Progress) -> Catalog:
+        source = self._source
+        remote = None
+        if source.remote.resource.is_share or self._base is not None:
+            remote = open_source(source, self._how.limits)  # lies are found before the first block
+        file = ResumableFile(into, durable=self._how.durable)
+        try:
+            file.reserve(max(0, source.size - file.allocated_bytes()))
+            whole = FileLanding(file, source.size)
+            landing: Landing = whole
+            blocks = list(whole.blocks)
+            etag = source.remote.resource.etag
+            if file.adopted_bytes and source.verifies:
+                blocks = take_from_part(source, whole, blocks, self._counting(progress))
+            elif not source.verifies and etag is not None and source.remote.resource.has_ranges:
+                landing = journal = Journal(whole, file, etag)
+                here = set(journal.take_up())
+                for block in here:
+                    progress.add(block_span(block, source.size).length)
+                blocks = [block for block in blocks if block not in here]
+            if self._base is not None and remote is not None:
+                with closing(BaseContents(source, remote, self._base)) as base:
+                    blocks = take_from_base(source, base, blocks, landing, self._counting(progress))
+            self._how.puller(source).pull(blocks, landing, progress)
+            whole.complete()
+            with closing(FileSource(file.temporary_path)) as complete:
+                open_catalog(complete, self._how.limits)  # it is what it claims to be
+            file.commit()
+        except (FormatError, ProtocolError, Aborted):
+            file.discard()
+            raise
+        except BaseException:
+            file.keep()
+            raise
+        return open_catalog(into, self._how.limits)
+
+    def _part_to_file(
+        self,
+        remote: Catalog,
+        chosen: Catalog,
+        into: "str | os.PathLike[str]",
+        tell: Callable[[int, int], None] | None,
+    ) -> Catalog:
+        by_span = {ref.span: ref for ref in reversed(_stored(chosen))}
+        refs = [by_span[span] for span in sorted(by_span, key=lambda span: span.offset)]
+        aliases = {
+            ref.name: by_span[ref.span].name
+            for ref in _stored(chosen)
+            if by_span[ref.span].name != ref.name
+        }
+        metadata = {key: text for key, text in remote.metadata.items() if key not in remote.aliases}
+        specs = [ref.spec for ref in refs]
+        arrangement = arrange(specs)
+        header = build_header(specs, arrangement.offsets, {**metadata, **aliases})
+        moves = [(ref.span, len(header) + arrangement.offsets[ref.name]) for ref in refs]
+        with AtomicFile(into, durable=self._how.durable) as file:
+            file.reserve(len(header) + arrangement.data_bytes)
+            landing = PartLanding(file, header, moves, self._source.size)
+            self._pull(remote, landing, Progress(_bytes_of(landing, self._source.size), tell))
+            landing.complete()
+        return open_catalog(into, self._how.limits)
+
+    def _unlike_a_share(
+        self, chosen: Catalog, out: object | None, into: "str | os.PathLike[str] | None"
+    ) -> Catalog:
+        """A checkpoint on a plain server, whose tensors do not lie as they are wanted."""
+        from weighlock.formats.save import save
+
+        if into is not None:
+            save(into, chosen, durable=self._how.durable)
+            return open_catalog(into, self._how.limits)
+        if out is not None:
+            received = into_arrays(chosen, out, strict=self._patterns is None, lazily=True)
+            received.complete()
+            return received.catalog
+        arrays = chosen.load()
+        return Catalog(
+            {name: as_ref(name, array) for name, array in arrays.items()}, chosen.metadata
+        )
+
+
+def _chosen(remote: Catalog, patterns: Sequence[str] | None) -> Catalog:
+    if patterns is None:
+        return remote
+    chosen = remote.select(*patterns)
+    if not chosen:
+        raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+    return chosen
+
+
+def _stored(catalog: Catalog) -> list[StoredRef]:
+    return [ref for ref in catalog.values() if isinstance(ref, StoredRef)]
+
+
+def _bytes_of(landing: Landing, size: int) -> int:
+    return sum(block_span(block, size).length for block in landing.blocks)
+
+
+def _fetch_sharded(
+    url: str,
+    out: object | None,
+    into: "str | os.PathLike[str] | None",
+    patterns: Sequence[str] | None,
+    base: Catalog | None,
+    tell: Callable[[int, int], None] | None,
+    how: How,
+) -> Catalog:
+    """Every shard of a model in turn; the index comes last."""
+    with closing(how.open(url)) as first:
+        index = read_index(first, how.limits)
+    address = Address.of(url)
+    urls = {name: address.sibling(name).url for name in index.shards}
+    if into is not None and patterns is None:
+        os.makedirs(into, exist_ok=True)
+        total = 0
+        for shard in urls.values():
+            with closing(how.open(shard)) as source:
+                total += source.size
+        before = 0
+        for name, shard in urls.items():
+            with closing(how.open(shard)) as source:
+                path = os.path.join(into, name)
+                told = _shifted(tell, before, total)
+                _One(source, None, base, how).fetch(None, path, told).close()
+                before += source.size
+        name = os.path.basename(address.target.partition("?")[0]) or INDEX_NAME
+        with AtomicFile(os.path.join(into, name), durable=how.durable) as file:
+            file.write(0, memoryview(index.raw))
+        return noted(open_catalog(os.path.join(into, name), how.limits), first)
+    whole = open_url(url, how.limits, open_source, access=how.access, verify=how.verify)
+    with whole:
+        chosen = _chosen(whole, patterns)
+        if into is not None:
+            from weighlock.formats.save import save
+
+            save(into, chosen, durable=how.durable)
+            return noted(open_catalog(into, how.limits), first)
+        if out is not None:
+            received = into_arrays(chosen, out, strict=patterns is None, lazily=True)
+            received.complete()
+            return noted(received.catalog, first)
+        arrays = chosen.load()
+        refs = {name: as_ref(name, array) for name, array in arrays.items()}
+        return noted(Catalog(refs, index.metadata), first)
+
+
+def _shifted(
+    tell: Callable[[int, int], None] | None, before: int, total: int
+) -> Callable[[int, int], None] | None:
+    if tell is None:
+        return None
+    return lambda done, _: tell(before + done, total)

@@ -1,0 +1,159 @@
+"""One tensor at a time, in the order of the file, while the next are already on their way.
+
+Holds the tensors of one batch and of the batch that is being fetched: two tensors, or two times
+32 MiB if tensors are small.
+"""
+
+import queue
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import closing
+
+from weighlock.abort import Abort
+from weighlock.errors import Aborted, SourceError
+from weighlock.fetching.fetch import How
+from weighlock.fetching.filling import into_new_memory
+from weighlock.fetching.pulling import Progress
+from weighlock.formats.detect import open_source
+from weighlock.limits import Limits
+from weighlock.sources.access import Access
+from weighlock.sources.http import HttpSource
+from weighlock.tensors.arrays import Array
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.stored import StoredRef
+from weighlock.transfer.landing import MemoryLanding
+
+__all__ = ["stream"]
+
+_BATCH_BYTES = 24 * 1024 * 1024
+
+
+def stream(
+    url: str,
+    *,
+    names: str | Sequence[str] | None = None,
+    access: Access | None = None,
+    abort: Abort | None = None,
+    connections: int = 4,
+    verify: bool = True,
+    limits: Limits | None = None,
+) -> Iterator[tuple[str, Array]]:
+    """Fetch tensors one after another, in the order of the file.
+
+    Every array is its receiver's own. Memory holds three tensors at the most, and 64 MB.
+
+    Args:
+        url: of a share, or of a file on any HTTP server that answers ranges.
+        names: glob patterns; only these tensors.
+        access: credentials.
+        abort: ends it from any thread.
+        connections: requests under way at once.
+        verify: check every block against its digest, where the server has them.
+        limits: timeouts, patience.
+
+    Yields:
+        Names and arrays. A tensor of several names comes once for each, as the same array.
+
+    Raises:
+        TransferError, SourceError, FormatError: it could not be had, or is not weights.
+    """
+    own = Abort()
+    how = How(access, own, connections, None, verify, True, limits or Limits())
+    patterns = (names,) if isinstance(names, str) else names
+    with closing(how.open(url)) as source:
+        catalog = open_source(source, how.limits)
+        chosen = catalog if patterns is None else catalog.select(*patterns)
+        batches = list(_batches(chosen))
+        if len(batches) > 1 and not source.remote.resource.has_ranges:
+            raise SourceError(
+                f"{source.label}: its server does not answer ranges, so it cannot be streamed; "
+                "fetch it to a file first"
+            )
+        yield from _Prefetched(source, batches, how, abort or Abort(), own)
+
+
+class _Prefetched:
+    """Batches, one ahead of the reader."""
+
+    def __init__(
+        self,
+        source: HttpSource,
+        batches: list[list[TensorRef]],
+        how: How,
+        abort: Abort,
+        own: Abort,
+    ) -> None:
+        self._source = source
+        self._how = how
+        self._abort = abort
+        self._own = own
+        self._wanted = batches
+        # One slot: the thread fetches a batch, and waits with it until the one before is taken.
+        self._batches: queue.Queue[Catalog | BaseException | None] = queue.Queue(1)
+        self._room = threading.Semaphore(1)
+
+    def __iter__(self) -> Iterator[tuple[str, Array]]:
+        worker = threading.Thread(target=self._work, name="weighlock-stream", daemon=True)
+        with self._abort.waking(lambda: self._own.set(self._abort.reason)):
+            worker.start()
+            try:
+                while True:
+                    batch = self._batches.get()
+                    if batch is None:
+                        return
+                    if isinstance(batch, BaseException):
+                        raise batch
+                    self._room.release()
+                    refs = dict(batch)
+                    del batch
+                    while refs:  # let go of each as it is handed out
+                        name = next(iter(refs))
+                        yield name, refs.pop(name).load()
+            finally:
+                self._own.set("the stream was closed")
+                self._room.release()
+                while worker.is_alive():
+                    try:
+                        self._batches.get(timeout=0.05)
+                    except queue.Empty:
+                        continue
+                worker.join()
+
+    def _work(self) -> None:
+        try:
+            for batch in self._wanted:
+                self._room.acquire()
+                self._own.check()
+                self._batches.put(self._fetch(batch))
+            self._batches.put(None)
+        except BaseException as error:
+            if not (isinstance(error, Aborted) and not self._abort.is_set and self._own.is_set):
+                self._batches.put(error)
+
+    def _fetch(self, batch: list[TensorRef]) -> Catalog:
+        catalog = Catalog({ref.name: ref for ref in batch})
+        if not all(isinstance(ref, StoredRef) and ref.contiguous_span for ref in batch):
+            return catalog  # gathered when it is asked for: a checkpoint on a plain server
+        received = into_new_memory(catalog, self._how.limits)
+        landing = MemoryLanding(received.targets, self._source.size)
+        self._how.puller(self._source).pull(landing.blocks, landing, Progress(0, None))
+        return received.catalog
+
+
+def _batches(chosen: Catalog) -> Iterator[list[TensorRef]]:
+    """Tensors in the order of the file: one, or several that are small together."""
+    stored = [ref for ref in chosen.values() if isinstance(ref, StoredRef)]
+    stored.sort(key=lambda ref: ref.span.offset)
+    ordered: list[TensorRef] = [*stored]
+    ordered += [ref for ref in chosen.values() if not isinstance(ref, StoredRef)]
+    batch: list[TensorRef] = []
+    held = 0
+    for ref in ordered:
+        if batch and held + ref.nbytes > _BATCH_BYTES:
+            yield batch
+            batch, held = [], 0
+        batch.append(ref)
+        held += ref.nbytes
+    if batch:
+        yield batch

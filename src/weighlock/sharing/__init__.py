@@ -1,0 +1,1 @@
+"""The side that is dialled: shares, and the server that offers them."""

@@ -1,0 +1,86 @@
+"""Where a server may listen, and with which certificate. Knows addresses and TLS; not HTTP."""
+
+import contextlib
+import ipaddress
+import socket
+import ssl
+
+from weighlock.errors import LocalProtocolError, Refused, SourceError
+
+__all__ = ["check_address", "server_tls", "shake_hands"]
+
+_PARTING_S = 0.5
+
+
+def check_address(host: str, public_url: str | None, *, is_open: bool) -> None:
+    """Raise unless a server may listen there.
+
+    Raises:
+        Refused: others can reach it, and neither TLS nor `insecure` makes that right.
+        LocalProtocolError: nobody can dial it by that name, and there is no other.
+    """
+    if not is_open and not _is_loopback(host):
+        raise Refused(
+            f"{host} can be reached by others: give a certificate (tls_cert=), or spell out "
+            "insecure=True"
+        )
+    if public_url is None and _is_wildcard(host):
+        raise LocalProtocolError(
+            f"{host} stands for every address: name the one others use with public_url="
+        )
+
+
+def _is_loopback(host: str) -> bool:
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def _is_wildcard(host: str) -> bool:
+    try:
+        return host == "" or ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False
+
+
+def server_tls(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
+    """A context for TLS 1.2 or newer, that asks clients for a certificate if told whose."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.minimum_version = ssl.TLSVersion.TLSv1_2
+    try:
+        context.load_cert_chain(cert, key)
+        if client_ca is not None:
+            context.load_verify_locations(client_ca)
+            context.verify_mode = ssl.CERT_REQUIRED
+    except (OSError, ssl.SSLError) as error:
+        raise SourceError(f"certificate {cert}: {error}") from error
+    return context
+
+
+def shake_hands(context: ssl.SSLContext, sock: socket.socket, timeout_s: float) -> ssl.SSLSocket:
+    """The socket under TLS.
+
+    Raises:
+        OSError: the peer does not speak it, or is not admitted; it has been told why.
+    """
+    sock.settimeout(timeout_s)
+    secured = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+    try:
+        secured.do_handshake()
+    except OSError:
+        _part(socket.socket(fileno=secured.detach()))
+        raise
+    return secured
+
+
+def _part(sock: socket.socket) -> None:
+    """Close after the alert was read: closing with unread bytes would reset it away."""
+    with sock, contextlib.suppress(OSError):
+        sock.settimeout(_PARTING_S)
+        sock.shutdown(socket.SHUT_WR)
+        for _ in range(16):
+            if not sock.recv(4096):
+                break

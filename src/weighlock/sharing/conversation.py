@@ -1,0 +1,204 @@
+"""Requests and replies of one connection. Knows h11 and sockets; what to answer it is told.
+
+h11 speaks the grammar of requests and of reply heads; the bytes of a body never pass through it.
+"""
+
+import contextlib
+import email.utils
+import http.client
+import logging
+import time
+from collections.abc import Mapping
+from typing import Protocol
+
+import h11
+
+from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
+from weighlock.limits import Limits
+from weighlock.sharing.listening import Peer
+from weighlock.sharing.offer import Share
+from weighlock.sharing.routes import Answer, failure, gone
+from weighlock.sharing.sending import Sender, wait_readable
+from weighlock.transfer.contents import FilePart
+
+__all__ = ["Answers", "Conversation"]
+
+_log = logging.getLogger("weighlock.server")
+
+_RECEIVE_BYTES = 16 * 1024
+
+
+class Answers(Protocol):
+    """Who knows what to answer."""
+
+    @property
+    def is_stopping(self) -> bool:
+        """No new requests are taken up."""
+
+    def answer(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Answer, Share | None]:
+        """The reply to a request, and the share it is about, if it is about one."""
+
+
+class Conversation:
+    """Requests and replies of one connection, one after another."""
+
+    def __init__(self, server: Answers, peer: Peer, limits: Limits) -> None:
+        self._server = server
+        self._peer = peer
+        self._limits = limits
+        self._sender = Sender(peer.sock, limits.idle_s)
+        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.request_head_bytes)
+
+    def run(self) -> None:
+        """Answer until one side has had enough.
+
+        Raises:
+            OSError, TransferTimeout: the connection broke, or the peer does not read.
+        """
+        while True:
+            try:
+                request, body = self._next_request()
+            except h11.RemoteProtocolError as error:
+                self._refuse(error.error_status_hint)
+                return
+            if request is None:
+                return
+            self._peer.is_busy = True
+            self._reply(request, body)
+            self._peer.is_busy = False
+            if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
+                return
+            if self._server.is_stopping:
+                return
+            self._h11.start_next_cycle()
+
+    def _next_request(self) -> tuple[h11.Request | None, bytes]:
+        """The next request with its body; None if the peer has nothing more to say."""
+        request: h11.Request | None = None
+        body = bytearray()
+        deadline = time.monotonic() + self._limits.idle_s
+        begun = False
+        while True:
+            event = self._h11.next_event()
+            if event is h11.NEED_DATA:
+                if self._h11.they_are_waiting_for_100_continue:
+                    go_on = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
+                    self._sender.send_bytes(go_on or b"")
+                if not wait_readable(self._peer.sock, deadline - time.monotonic()):
+                    return None, b""
+                data = self._peer.sock.recv(_RECEIVE_BYTES)
+                if data and not begun:
+                    begun = True
+                    deadline = time.monotonic() + self._limits.head_s
+                self._h11.receive_data(data)
+            elif isinstance(event, h11.Request):
+                request = event
+            elif isinstance(event, h11.Data):
+                body += event.data
+                if len(body) > self._limits.request_body_bytes:
+                    raise h11.RemoteProtocolError("the body is too long", error_status_hint=413)
+            elif isinstance(event, h11.EndOfMessage):
+                return request, bytes(body)
+            else:  # closed, or paused behind a request that ends the connection
+                return None, b""
+
+    def _refuse(self, status: int) -> None:
+        answer = failure(status, error="bad request")
+        with contextlib.suppress(h11.LocalProtocolError):
+            self._send_whole(answer, b"GET", [(b"Connection", b"close")])
+
+    def _reply(self, request: h11.Request, body: bytes) -> None:
+        method = request.method.decode("ascii")
+        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
+        try:
+            target = request.target.decode("ascii")
+        except UnicodeDecodeError:
+            target = "/"
+        answer, share = self._server.answer(method, target, headers, body)
+        if share is None or answer.span is None or method == "HEAD" or not answer.length:
+            self._send_whole(answer, request.method)
+            return
+        self._send_span(answer, share)
+
+    def _head(self, answer: Answer, extra: list[tuple[bytes, bytes]]) -> bytes:
+        headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
+        headers.append((b"Date", email.utils.formatdate(usegmt=True).encode()))
+        if answer.status != 304:
+            headers.append((b"Content-Length", str(answer.length).encode()))
+        if self._server.is_stopping:
+            extra = [(b"Connection", b"close")]
+        reason = http.client.responses.get(answer.status, "").encode()
+        response = h11.Response(status_code=answer.status, headers=headers + extra, reason=reason)
+        return self._h11.send(response) or b""
+
+    def _send_whole(
+        self, answer: Answer, method: bytes, extra: list[tuple[bytes, bytes]] | None = None
+    ) -> None:
+        head = self._head(answer, extra or [])
+        has_body = method != b"HEAD" and answer.body
+        if has_body:
+            head += self._h11.send(h11.Data(data=answer.body)) or b""
+        self._h11.send(h11.EndOfMessage())
+        self._sender.send_bytes(head)
+
+    def _send_span(self, answer: Answer, share: Share) -> None:
+        span = answer.span
+        assert span is not None  # noqa: S101
+        pieces = share.pieces(span)
+        try:
+            share.try_again(span)
+            piece = next(pieces)  # before the head: what cannot be read can still be said
+        except SourceChanged:
+            share.end("changed")
+            self._send_whole(gone("changed"), b"GET")
+            return
+        except Exception as error:  # of a ref that may be anybody's; the connection goes on
+            _log.warning("a range could not be read: %s", error)
+            self._send_whole(failure(500, error="unreadable", cause=type(error).__name__), b"GET")
+            return
+        self._sender.begin()
+        self._sender.send_bytes(self._head(answer, []), more=True)
+        # h11 counts the bytes of the body without ever seeing them.
+        self._h11.send_with_data_passthrough(h11.Data(data=_Length(span.length)))  # type: ignore[arg-type]
+        try:
+            while True:
+                done, length = 0, _piece_length(piece)
+                while done < length:
+                    if share.ended is not None:
+                        raise OSError("the share ended")
+                    done += self._sender.send_step(piece, done)
+                try:
+                    following = next(pieces, None)
+                except SourceChanged:
+                    raise
+                except Exception as error:
+                    share.note_failure(span.offset)
+                    raise OSError(f"a tensor could not be read: {error}") from error
+                if following is None:
+                    break
+                piece = following
+        except SourceChanged as error:
+            share.end("changed")
+            raise OSError(str(error)) from error
+        except TransferTimeout:
+            raise
+        except (WeighlockError, MemoryError) as error:
+            share.note_failure(span.offset)
+            raise OSError(str(error)) from error
+        self._h11.send(h11.EndOfMessage())
+
+
+class _Length:
+    """Stands for bytes that h11 only counts."""
+
+    def __init__(self, length: int) -> None:
+        self._length = length
+
+    def __len__(self) -> int:
+        return self._length
+
+
+def _piece_length(piece: "memoryview | FilePart") -> int:
+    return piece.length if isinstance(piece, FilePart) else len(piece)

@@ -1,0 +1,187 @@
+"""From a request to what is to be answered. Knows paths, ranges and headers; sends nothing."""
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+import msgspec
+
+from weighlock.sharing.offer import Share
+from weighlock.sources.grid import BLOCK_BYTES, block_count
+from weighlock.tensors.spec import Span
+
+__all__ = [
+    "Answer",
+    "Route",
+    "answer_data",
+    "answer_digests",
+    "answer_report",
+    "failure",
+    "find",
+    "gone",
+    "requested_span",
+]
+
+_PATH = re.compile(
+    r"/s/([0-9a-f]{32})/(?:(model\.safetensors)|digests/(\d{1,9})|receivers/([A-Za-z0-9._-]{1,64}))"
+)
+_RANGE = re.compile(r"bytes=(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))")
+
+_YEAR_S = 365 * 24 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """What a path names."""
+
+    share_id: str
+    page: int | None = None
+    """A page of digests."""
+    receiver: str | None = None
+    """A receiver that says something."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A reply: its head, and the body as bytes or as a span of a share."""
+
+    status: int
+    headers: Mapping[str, str] = field(default_factory=dict)
+    body: bytes = b""
+    span: Span | None = None
+
+    @property
+    def length(self) -> int:
+        """Bytes of the body."""
+        return len(self.body) if self.span is None else self.span.length
+
+
+def find(path: str) -> Route | None:
+    """What a path names, if it can name anything here."""
+    found = _PATH.fullmatch(path.partition("?")[0])
+    if found is None:
+        return None
+    share_id, _, page, receiver = found.groups()
+    return Route(share_id, None if page is None else int(page), receiver)
+
+
+def failure(status: int, **facts: object) -> Answer:
+    """A reply that says in JSON what is the matter. Never to be kept by a cache."""
+    headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
+    return Answer(status, headers, msgspec.json.encode(facts))
+
+
+def gone(reason: str | None) -> Answer:
+    """The reply for an id that is over, or that nobody knows."""
+    if reason is None:
+        return failure(404, error="not found")
+    return failure(410, error="gone", reason=reason)
+
+
+def requested_span(text: str | None, size: int) -> Span | None:
+    """The one range a request asks for; None for everything.
+
+    Several ranges, or what is not understood, count as everything, as RFC 9110 has it.
+
+    Raises:
+        ValueError: the range lies outside.
+    """
+    found = _RANGE.fullmatch(text.replace(" ", "").lower()) if text else None
+    if found is None:
+        return None
+    first, last, suffix = found.groups()
+    if suffix is not None:
+        length = min(int(suffix), size)
+        if not length:
+            raise ValueError("empty")
+        return Span(size - length, length)
+    start = int(first)
+    end = min(int(last) + 1, size) if last else size
+    if last and int(last) < start:
+        return None
+    if start >= size:
+        raise ValueError("outside")
+    return Span(start, end - start)
+
+
+def answer_data(share: Share, headers: Mapping[str, str]) -> Answer:
+    """The reply to a GET or HEAD of the file itself."""
+    common = {
+        "ETag": share.etag,
+        "Accept-Ranges": "bytes",
+        "Cache-Control": _cache_control(share),
+        "Weighlock": "1",
+    }
+    wanted = headers.get("if-match")
+    if wanted is not None and not _lists(wanted, share.etag):
+        return Answer(412, common)
+    known = headers.get("if-none-match")
+    if known is not None and _lists(known.replace("W/", ""), share.etag):
+        return Answer(304, common)
+    try:
+        text = headers.get("range")
+        if headers.get("if-range", share.etag).strip() != share.etag:
+            text = None  # of another version: then the whole of this one
+        span = requested_span(text, share.size)
+    except ValueError:
+        return Answer(416, {**common, "Content-Range": f"bytes */{share.size}"})
+    common |= {
+        "Content-Type": "application/octet-stream",
+        "Content-Disposition": 'attachment; filename="model.safetensors"',
+        "X-Content-Type-Options": "nosniff",
+    }
+    if span is None:
+        return Answer(200, common, span=Span(0, share.size))
+    common["Content-Range"] = f"bytes {span.offset}-{span.end - 1}/{share.size}"
+    return Answer(206, common, span=span)
+
+
+def _lists(value: str, etag: str) -> bool:
+    return value.strip() == "*" or etag in [tag.strip() for tag in value.split(",")]
+
+
+def _cache_control(share: Share) -> str:
+    if not share.cacheable:
+        return "private, no-transform"
+    remaining = share.remaining_s
+    return f"public, no-transform, max-age={_YEAR_S if remaining is None else int(remaining)}"
+
+
+def answer_digests(share: Share, page: int, wait_s: float) -> Answer:
+    """The reply to a GET of a page of digests.
+
+    Raises:
+        SourceError: the tensors could not be read, or have changed.
+    """
+    if page >= share.digests.pages:
+        return failure(404, error="not found")
+    digests = share.digests.page(page, wait_s)
+    if digests is None:
+        busy = failure(503, error="hashing")
+        return Answer(503, {**busy.headers, "Retry-After": "1"}, busy.body)
+    headers = {
+        "Content-Type": "application/octet-stream",
+        "Cache-Control": _cache_control(share),
+        "Weighlock": "1",
+    }
+    return Answer(200, headers, digests)
+
+
+class _Report(msgspec.Struct, frozen=True):
+    state: str
+    block: int | None = None
+
+
+def answer_report(share: Share, body: bytes) -> Answer:
+    """The reply to what a receiver says of itself."""
+    try:
+        report = msgspec.json.decode(body, type=_Report)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return failure(400, error="not a report")
+    if report.state == "mismatch":
+        if report.block is None or not 0 <= report.block < block_count(share.size):
+            return failure(400, error=f"no such block of {BLOCK_BYTES} bytes")
+        share.check_block(report.block)
+        if share.ended is not None:
+            return gone(share.ended)
+    return failure(200, lives=True)

@@ -1,0 +1,117 @@
+"""Bytes out of a socket: memory as it lies, files by `sendfile`, TLS through a buffer.
+
+Knows sockets and pieces; not HTTP. Every wait is bounded: a peer that does not read is given up.
+"""
+
+import os
+import select
+import socket
+import ssl
+import struct
+import time
+
+import numpy as np
+
+from weighlock.errors import ShortRead, TransferTimeout
+from weighlock.tensors.arrays import byte_view, empty
+from weighlock.transfer.contents import FilePart, Piece
+
+__all__ = ["Sender", "wait_readable"]
+
+_STEP_BYTES = 1024 * 1024
+"""Sent at a time: between two steps a revoked share is noticed."""
+
+_LEAST_RATE = 256
+"""Bytes a second below which a peer is not slow but holding a connection."""
+
+
+def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
+    """Wait for something to read."""
+    if isinstance(sock, ssl.SSLSocket) and sock.pending():
+        return True
+    poll = select.poll()
+    poll.register(sock, select.POLLIN)
+    return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+class Sender:
+    """The way out of one connection."""
+
+    def __init__(self, sock: socket.socket, idle_s: float) -> None:
+        self._sock = sock
+        self._idle_s = idle_s
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._buffer: memoryview | None = None
+        if self._is_tls:
+            sock.settimeout(idle_s)
+        else:
+            # The kernel's own timeout: a blocking sendfile needs no waiting of ours in between.
+            sock.settimeout(None)
+            timeout = struct.pack("ll", int(idle_s), int(idle_s % 1 * 1_000_000))
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
+        self._started = time.monotonic()
+        self._sent = 0
+
+    def begin(self) -> None:
+        """A new reply: the least rate is counted from here."""
+        self._started = time.monotonic()
+        self._sent = 0
+
+    def send_bytes(self, data: bytes, *, more: bool = False) -> None:
+        """Send bytes; `more` follow at once."""
+        if more and not self._is_tls:
+            self._send(memoryview(data), getattr(socket, "MSG_MORE", 0))
+        else:
+            self._send(memoryview(data))
+
+    def send_step(self, piece: Piece, done: int) -> int:
+        """Send some of a piece, from byte `done` on; returns how many bytes that were.
+
+        Raises:
+            ShortRead: the file has become shorter.
+            TransferTimeout: the peer takes nothing, or next to nothing.
+            OSError: the connection broke.
+        """
+        length = piece.length if isinstance(piece, FilePart) else len(piece)
+        step = min(_STEP_BYTES, length - done)
+        if not isinstance(piece, FilePart):
+            self._send(piece[done : done + step])
+        elif self._is_tls:
+            if self._buffer is None:
+                self._buffer = byte_view(empty((_STEP_BYTES,), np.dtype(np.uint8)))
+            view = self._buffer[:step]
+            piece.file.read_into(piece.offset + done, view)
+            self._send(view)
+        else:
+            with piece.file.descriptor() as fd:
+                self._sendfile(fd, piece.offset + done, step)
+        self._sent += step
+        elapsed = time.monotonic() - self._started
+        if elapsed > self._idle_s and self._sent < _LEAST_RATE * elapsed:
+            raise TransferTimeout(
+                f"{self._sent:,} bytes in {elapsed:.0f} s: the peer takes too little", phase="idle"
+            )
+        return step
+
+    def _send(self, view: memoryview, flags: int = 0) -> None:
+        try:
+            if self._is_tls:
+                self._sock.sendall(view)
+            else:
+                self._sock.sendall(view, flags)
+        except (BlockingIOError, TimeoutError) as error:
+            raise self._stalled() from error
+
+    def _sendfile(self, fd: int, offset: int, count: int) -> None:
+        done = 0
+        while done < count:
+            try:
+                sent = os.sendfile(self._sock.fileno(), fd, offset + done, count - done)
+            except BlockingIOError as error:
+                raise self._stalled() from error
+            if sent == 0:
+                raise ShortRead(f"the file ends at byte {offset + done:,}", wanted=count, got=done)
+            done += sent
+
+    def _stalled(self) -> TransferTimeout:
+        return TransferTimeout(f"the peer took nothing for {self._idle_s:g} s", phase="idle")

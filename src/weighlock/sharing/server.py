@@ -1,0 +1,244 @@
+"""The server: shares tensors over HTTP. Knows shares and requests; its neighbours know sockets."""
+
+import logging
+import secrets
+import socket
+import threading
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Literal, Self
+
+from blake3 import blake3
+
+from weighlock.errors import LocalProtocolError, SourceChanged, TransferTimeout, WeighlockError
+from weighlock.limits import Limits
+from weighlock.sharing.binding import check_address, server_tls, shake_hands
+from weighlock.sharing.conversation import Conversation
+from weighlock.sharing.listening import Listener, Peer
+from weighlock.sharing.offer import Share
+from weighlock.sharing.routes import (
+    Answer,
+    answer_data,
+    answer_digests,
+    answer_report,
+    failure,
+    find,
+    gone,
+)
+from weighlock.sharing.share import Life, Tombstones
+from weighlock.tensors.stored import StoredRef
+from weighlock.transfer.contents import Contents
+from weighlock.transfer.layout import lay_out
+
+__all__ = ["Server"]
+
+_log = logging.getLogger("weighlock.server")
+
+_HASH_WAIT_S = 2.0
+"""How long a request for digests waits before it is told to come back."""
+
+_MISS_PAUSE_S = 0.02
+"""Pause before an unknown id is denied: nobody guesses 128 bits, but nobody needs to try fast."""
+
+
+class Server:
+    """Offers tensors to receivers that pull them.
+
+    Args:
+        host: the address to bind; the machine itself only, if not given.
+        port: the port, 0 for any.
+        public_url: what others call this server, as in `"https://weights.example:8400"`; needed if
+            the bound address is not one they can dial.
+        tls_cert: file of the certificate (chain) to serve TLS with.
+        tls_key: file of its key, if that is not in the same file.
+        client_ca: file of the certificates whose holders may connect; anybody if not given.
+        insecure: allow an address that others can reach without TLS.
+        directory: where tensors are laid down that must be gathered first.
+        limits: connections, timeouts, sizes.
+
+    Raises:
+        Refused: the address can be reached by others, and there is no TLS.
+        DiskError: the address cannot be bound.
+    """
+
+    def __init__(
+        self,
+        host: str = "127.0.0.1",
+        port: int = 0,
+        *,
+        public_url: str | None = None,
+        tls_cert: str | None = None,
+        tls_key: str | None = None,
+        client_ca: str | None = None,
+        insecure: bool = False,
+        directory: str | None = None,
+        limits: Limits | None = None,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._directory = directory
+        self._tls = None if tls_cert is None else server_tls(tls_cert, tls_key, client_ca)
+        check_address(host, public_url, is_open=insecure or self._tls is not None)
+        self._lock = threading.Lock()
+        self._shares: dict[bytes, Share] = {}
+        self._tombstones = Tombstones(self._limits.shares)
+        self._listener = Listener(host, port, self._serve, self._limits)
+        scheme = "http" if self._tls is None else "https"
+        shown_host = f"[{host}]" if ":" in host else host
+        self.url = (public_url or f"{scheme}://{shown_host}:{self._listener.port}").rstrip("/")
+        """What others call this server."""
+
+    def __repr__(self) -> str:
+        return f"<Server {self.url} with {len(self._shares)} shares>"
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    @property
+    def port(self) -> int:
+        """The port it listens on."""
+        return self._listener.port
+
+    def close(self, grace_s: float = 5.0) -> None:
+        """Stop: replies on their way get so long to finish. Idempotent."""
+        self._listener.close(grace_s)
+        for share in list(self._shares.values()):
+            share.revoke()
+
+    def share(
+        self,
+        tensors: Mapping[str, object],
+        *,
+        metadata: Mapping[str, str] | None = None,
+        snapshot: bool = False,
+        tied: Literal["copy", "alias"] = "alias",
+        expires_s: float | None = None,
+        cacheable: bool = False,
+        share_id: str | None = None,
+    ) -> Share:
+        """Offer tensors. Nothing is copied, unless it must be gathered.
+
+        Args:
+            tensors: a catalog, or names and arrays, torch tensors or refs. Arrays are hashed before
+                this returns, and must not be written until the share is over.
+            metadata: text beside the tensors; a catalog's own is kept if this is not given.
+            snapshot: copy arrays while hashing; they may be written as soon as this returns.
+            tied: offer tensors that are the same view once, with the other names in the metadata
+                (`"alias"`), or once for each name.
+            expires_s: how long it lasts; until it is revoked if not given.
+            cacheable: let caches in front of this server keep it.
+            share_id: 32 hex digits that name it; random if not given.
+
+        Raises:
+            LayoutError, UnsupportedDType: they cannot lie in a safetensors file.
+            LimitExceeded: there are too many shares.
+        """
+        share_id = share_id or secrets.token_hex(16)
+        if find(f"/s/{share_id}/digests/0") is None:
+            raise LocalProtocolError("share_id must be 32 lower-case hex digits")
+        limits = self._limits
+        limits.check("shares", len(self._shares) + 1, "shares of one server")
+        file = lay_out(tensors, metadata, tied=tied, limits=limits)
+        contents = Contents(file, directory=self._directory, limits=limits)
+        key = _key(share_id)
+        share = Share(
+            share_id,
+            f"{self.url}/s/{share_id}/model.safetensors",
+            contents,
+            Life(time.monotonic, expires_s),
+            cacheable=cacheable,
+            forget=lambda share: self._forget(key, share),
+        )
+        try:
+            contents.gather_all()
+            if snapshot:
+                contents.copy_memory()
+            if any(not isinstance(segment.ref, StoredRef) for segment in file.segments):
+                share.digests.hash_all()
+        except BaseException:
+            contents.close()
+            raise
+        with self._lock:
+            if key in self._shares:
+                contents.close()
+                raise LocalProtocolError("a share of that id is there already")
+            self._shares[key] = share
+        _log.info("sharing %d tensors, %d bytes", len(file.segments), file.size)
+        return share
+
+    def _forget(self, key: bytes, share: Share) -> None:
+        with self._lock:
+            if self._shares.get(key) is share:
+                del self._shares[key]
+                if share.ended is not None:
+                    self._tombstones.put(key, share.ended)
+
+    def _find(self, share_id: str) -> "Share | Answer":
+        key = _key(share_id)
+        with self._lock:
+            share = self._shares.get(key)
+        if share is not None and share.ended == "expired":
+            share.end("expired")
+        if share is None or share.ended is not None:
+            with self._lock:
+                reason = self._tombstones.get(key)
+            if reason is None:
+                time.sleep(_MISS_PAUSE_S)
+            return gone(reason)
+        return share
+
+    def _serve(self, peer: Peer) -> None:
+        """One connection, from its first byte to its end."""
+        peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        # A broken way is noticed even if nothing is to be sent.
+        peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+        try:
+            if self._tls is not None:
+                peer.sock = shake_hands(self._tls, peer.sock, self._limits.connect_s)
+            Conversation(self, peer, self._limits).run()
+        except (OSError, TransferTimeout) as error:
+            _log.debug("%s: connection ended: %s", peer.host, error)
+
+    @property
+    def is_stopping(self) -> bool:
+        """No new requests are taken up."""
+        return self._listener.is_stopping
+
+    def answer(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Answer, Share | None]:
+        """The reply to a request, and the share it is about, if it is about one."""
+        route = find(target)
+        if route is None:
+            return failure(404, error="not found"), None
+        share = self._find(route.share_id)
+        if isinstance(share, Answer):
+            return share, None
+        allowed = "POST" if route.receiver is not None else "GET, HEAD"
+        if method not in allowed.split(", "):
+            refusal = failure(405, error="method not allowed")
+            return Answer(405, {**refusal.headers, "Allow": allowed}, refusal.body), None
+        try:
+            if route.receiver is not None:
+                return answer_report(share, body), share
+            if route.page is not None:
+                return answer_digests(share, route.page, _HASH_WAIT_S), share
+        except SourceChanged:
+            share.end("changed")
+            return gone("changed"), None
+        except (WeighlockError, MemoryError) as error:
+            return failure(500, error="unreadable", cause=type(error).__name__), None
+        return answer_data(share, headers), share
+
+
+def _key(share_id: str) -> bytes:
+    # Looked up by a hash of it, so that the time of a miss says nothing about ids that exist.
+    return blake3(share_id.encode()).digest()

@@ -1,0 +1,111 @@
+"""The virtual file: any tensors, laid out as a safetensors file that is never written.
+
+Pure: knows the header, where each tensor lies and which tensors a range touches. Where their bytes
+come from is `contents`'.
+"""
+
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal
+
+from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
+from weighlock.formats.save import own_metadata, source_positions, untied
+from weighlock.limits import Limits
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import as_ref
+from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.spec import Span
+from weighlock.tensors.torch import TorchRef
+
+__all__ = ["Segment", "Touched", "VirtualFile", "lay_out"]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A tensor in a virtual file."""
+
+    span: Span
+    """Its bytes in the file."""
+    ref: TensorRef
+
+
+@dataclass(frozen=True, slots=True)
+class Touched:
+    """The part of a tensor that a range of the file touches."""
+
+    segment: Segment
+    part: Span
+    """Counted from the tensor's first byte."""
+
+
+@dataclass(frozen=True, slots=True)
+class VirtualFile:
+    """A safetensors file of known length, of which nothing but the header exists."""
+
+    header: bytes
+    segments: Sequence[Segment]
+    """In the order of the file, without tensors that have no bytes."""
+    size: int
+    _starts: Sequence[int] = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        starts = [segment.span.offset for segment in self.segments]
+        object.__setattr__(self, "_starts", starts)
+
+    def touched(self, span: Span) -> Iterator[Touched]:
+        """The parts of tensors a span holds, in order. What is not theirs is the header's."""
+        first = max(0, bisect_right(self._starts, span.offset) - 1)
+        for number in range(first, len(self.segments)):
+            segment = self.segments[number]
+            if segment.span.offset >= span.end:
+                return
+            begin = max(span.offset, segment.span.offset)
+            end = min(span.end, segment.span.end)
+            if begin < end:
+                yield Touched(segment, Span(begin - segment.span.offset, end - begin))
+
+
+def lay_out(
+    tensors: Mapping[str, object],
+    metadata: Mapping[str, str] | None = None,
+    *,
+    tied: Literal["copy", "alias"] = "alias",
+    limits: Limits | None = None,
+) -> VirtualFile:
+    """The virtual file of a catalog or state dict.
+
+    Args:
+        tensors: names and arrays, torch tensors or refs.
+        metadata: text beside the tensors; a catalog's own is kept if this is not given.
+        tied: whether tensors that are the same view get one entry, or one for each name.
+        limits: bounds of the header.
+
+    Raises:
+        LayoutError: something is not a plain tensor.
+        UnsupportedDType: safetensors cannot hold it.
+    """
+    limits = limits or Limits()
+    if isinstance(tensors, Catalog) and metadata is None:
+        metadata = own_metadata(tensors)
+    beside = check_metadata(metadata)
+    refs = [as_ref(name, value) for name, value in tensors.items()]
+    for ref in refs:
+        check_storable(ref.spec)
+    if any(isinstance(ref, TorchRef) for ref in refs):
+        beside.setdefault("format", "pt")
+    aliases: dict[str, str] = {}
+    if tied == "alias":
+        refs, aliases = untied(refs, beside)
+    positions = source_positions(refs)
+    specs = [ref.spec for ref in refs]
+    order = sorted(specs, key=lambda spec: positions.get(spec.name, 0))
+    arrangement = arrange(order)
+    header = build_header(specs, arrangement.offsets, {**beside, **aliases}, limits=limits)
+    by_name = {ref.name: ref for ref in refs}
+    segments = tuple(
+        Segment(Span(len(header) + offset, by_name[name].nbytes), by_name[name])
+        for name, offset in arrangement.offsets.items()
+        if by_name[name].nbytes
+    )
+    return VirtualFile(header, segments, len(header) + arrangement.data_bytes)

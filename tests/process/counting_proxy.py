@@ -1,0 +1,51 @@
+"""Passes a port on and counts the bytes that come back: what an owner really sent."""
+
+import contextlib
+import socket
+import threading
+
+__all__ = ["counting_proxy"]
+
+
+@contextlib.contextmanager
+def counting_proxy(port):
+    """Gives the port to dial instead, and a function that tells the bytes so far."""
+    total, threads, socks = [0], [], []
+    lock = threading.Lock()
+    listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+
+    def pump(source, target, counted):
+        with contextlib.suppress(OSError):
+            while data := source.recv(1 << 18):
+                if counted:
+                    with lock:
+                        total[0] += len(data)
+                target.sendall(data)
+        with contextlib.suppress(OSError):
+            target.shutdown(socket.SHUT_WR)
+
+    def accept():
+        with contextlib.suppress(OSError):
+            while True:
+                near = listener.accept()[0]
+                far = socket.create_connection(("127.0.0.1", port))
+                socks.extend((near, far))
+                for way in ((near, far, False), (far, near, True)):
+                    threads.append(threading.Thread(target=pump, args=way))
+                    threads[-1].start()
+
+    accepting = threading.Thread(target=accept)
+    accepting.start()
+    try:
+        yield listener.getsockname()[1], lambda: total[0]
+    finally:
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread that accepts
+        listener.close()
+        accepting.join()
+        for sock in socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in threads:
+            thread.join()
+        for sock in socks:
+            sock.close()
