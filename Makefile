@@ -18,10 +18,14 @@ quick: $(VENV)/tests-installed lint
 bench:
 	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md
 
-# The crash tests inject faults with strace; without it they are skipped and say so.
+# Crash tests inject faults with strace, transfers are tried behind nginx; without them they are
+# skipped and say so.
 tools:
-	@command -v strace >/dev/null || test "$$(id -u)" != 0 || \
-		{ apt-get update -qq && apt-get install -qq -y strace; } || echo "strace could not be installed"
+	@for tool in strace nginx; do \
+		command -v $$tool >/dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $$tool; } >/dev/null || \
+		echo "$$tool could not be installed"; \
+	done
 
 lint: $(VENV)/tests-installed
 	$(BIN)/ruff check .

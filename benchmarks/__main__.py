@@ -9,7 +9,7 @@ import tempfile
 
 from benchmarks import environment, workloads
 from benchmarks.model import FULL, QUICK
-from benchmarks.report import bars_of, document, table
+from benchmarks.report import bars_of, dated, document, table
 from benchmarks.runner import run_workload
 
 
@@ -23,7 +23,11 @@ def main():
     parser.add_argument("--only", nargs="+", choices=list(workloads.ALL), help="these workloads")
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--directory", help="where files go; a tmpfs if there is one")
-    parser.add_argument("--output", help="write the report here", metavar="FILE")
+    parser.add_argument(
+        "--output",
+        help="write the report here; tables of other workloads in it stay",
+        metavar="FILE",
+    )
     options = parser.parse_args()
     if not options.quick:
         environment.enter()
@@ -33,6 +37,10 @@ def main():
     where = "tmpfs" if root == "/dev/shm" else "disk"
     command = "make bench" if not options.only else f"python -m benchmarks {' '.join(sys.argv[1:])}"
     tables, missed, ran = [], [], 0
+    before = ""
+    if options.output and os.path.exists(options.output):
+        with open(options.output) as file:
+            before = file.read()
     try:
         for name in options.only or workloads.ALL:
             workload = workloads.ALL[name]
@@ -56,7 +64,8 @@ def main():
             missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
-                    file.write(document(tables, model, repeats, command, where))
+                    dated_tables = [dated(text, command, repeats) for text in tables]
+                    file.write(document(dated_tables, model, where, before))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     checked = "all" if options.quick else "the first of each"

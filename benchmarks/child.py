@@ -4,6 +4,7 @@ Speaks with the runner over its pipes: prints `ready`, waits for a line, works, 
 """
 
 import json
+import os
 import resource
 import sys
 import time
@@ -21,19 +22,30 @@ def main():
     job = Job(Model(**given["model"]), given["source"], given["directory"])
     contender = next(c for c in workloads.ALL[workload].contenders if c.name == name)
     prepared = contender.prepare(job)
-    print("ready", flush=True)
+    pids = getattr(prepared, "pids", ())
+    print("ready", *pids, flush=True)
     sys.stdin.readline()
+    beside = sum(map(_cpu_of, pids))
     before = resource.getrusage(resource.RUSAGE_SELF)
     start = time.perf_counter()
     result = contender.run(prepared)
     wall = time.perf_counter() - start
     after = resource.getrusage(resource.RUSAGE_SELF)
     cpu = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    cpu += sum(map(_cpu_of, pids)) - beside
     print("worked", flush=True)
     sys.stdin.readline()  # the runner reads the memory before the check allocates any
     if given["check"]:
         contender.check(job, prepared, result)
     print(json.dumps({"wall": wall, "cpu": cpu}), flush=True)
+    os._exit(0)  # some peers leave threads that never end
+
+
+def _cpu_of(pid):
+    """CPU seconds another process has taken so far."""
+    with open(f"/proc/{pid}/stat") as status:
+        fields = status.read().rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

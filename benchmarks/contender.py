@@ -27,7 +27,8 @@ class Contender:
     run: Callable[[Any], Any]
     """The work that is measured; gets what `prepare` gave."""
     prepare: Callable[[Job], Any] = lambda job: job
-    """Imports and input; not measured."""
+    """Imports and input; not measured. What it gives may name other processes that count, by
+    `pids`."""
     check: Callable[[Job, Any, Any], None] = lambda job, prepared, result: None
     """Raises if the work was not done; not measured."""
     needs: tuple[str, ...] = ()
@@ -57,6 +58,10 @@ class Workload:
     bars: tuple[Bar, ...] = ()
     memory_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory a contender may add."""
+    cpu_bars: dict[str, float] = field(default_factory=dict)
+    """Most CPU seconds a contender may take, all its processes together."""
+    beside_bars: dict[str, int] = field(default_factory=dict)
+    """Most megabytes of anonymous memory the other process of a contender may add."""
     source: str = "safetensors"
     """The kind of file the work starts from: safetensors, zip or legacy (of torch)."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()

@@ -6,9 +6,9 @@ import platform
 from importlib import metadata
 from statistics import median
 
-__all__ = ["bars_of", "document", "table"]
+__all__ = ["bars_of", "dated", "document", "table"]
 
-_PACKAGES = ("weighlock", "numpy", "torch", "safetensors", "trinity-rft", "transformers")
+_PACKAGES = ("weighlock", "numpy", "torch", "safetensors", "trinity-rft", "transformers", "nvflare")
 
 
 def table(workload, samples, skipped, *, promises=True):
@@ -17,8 +17,10 @@ def table(workload, samples, skipped, *, promises=True):
     Promises are about real sizes: at small ones start-up costs hide everything.
     """
     lines = [f"## {workload.title}", ""]
-    lines += ["| contender | s (median) | spread | × first | CPU s | memory + MB |"]
-    lines += ["|---|---|---|---|---|---|"]
+    paired = any(sample.beside is not None for found in samples.values() for sample in found)
+    other = " other process + MB |" if paired else ""
+    lines += [f"| contender | s (median) | spread | × first | CPU s | memory + MB |{other}"]
+    lines += ["|---|---|---|---|---|---|" + ("---|" if paired else "")]
     first = None
     for name, found in samples.items():
         walls = [sample.wall for sample in found]
@@ -29,6 +31,7 @@ def table(workload, samples, skipped, *, promises=True):
             f"| {name} | {wall:.3f} | {min(walls):.3f}–{max(walls):.3f} | {wall / first:.2f} "
             f"| {median(sample.cpu for sample in found):.2f} "
             f"| {f'{max(memory) / 1e6:.0f}' if memory else ''} |"
+            + (f" {max(s.beside for s in found) / 1e6:.0f} |" if paired else "")
         )
     lines += [f"| {name} | {why} | | | | |" for name, why in skipped.items()]
     bars = bars_of(workload, samples) if promises else []
@@ -59,11 +62,26 @@ def bars_of(workload, samples):
         if memory:
             found = max(memory) / 1e6
             rows.append((f"{name} adds ≤ {megabytes} MB", f"{found:.1f} MB", found <= megabytes))
+    for name, seconds in workload.cpu_bars.items():
+        if samples.get(name):
+            found = median(sample.cpu for sample in samples[name])
+            rows.append((f"{name} takes ≤ {seconds:.2f} CPU s", f"{found:.2f} s", found <= seconds))
+    for name, megabytes in workload.beside_bars.items():
+        if samples.get(name):
+            found = max(sample.beside for sample in samples[name]) / 1e6
+            what = f"{name}: the owner adds ≤ {megabytes} MB"
+            rows.append((what, f"{found:.1f} MB", found <= megabytes))
     return rows
 
 
-def document(tables, model, repeats, command, where):
-    """The whole report."""
+def dated(text, command, repeats):
+    """A table that says when and how it was measured: tables of several days share one report."""
+    title, rest = text.split("\n", 1)
+    return f"{title}\n\n{datetime.date.today()}, `{command}`, {repeats} repeats.\n{rest}"
+
+
+def document(tables, model, where, before=""):
+    """The whole report: these tables, and those of the report before that they do not replace."""
     versions = []
     for name in _PACKAGES:
         try:
@@ -71,21 +89,30 @@ def document(tables, model, repeats, command, where):
         except metadata.PackageNotFoundError:
             continue
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    kept = {_title(section): section for section in _sections(before)}
+    kept |= {_title(section): section for section in tables}
     return "\n".join(
         [
             "# Measurements",
             "",
-            f"{datetime.date.today()}, `{command}`: {len(model.shapes)} tensors of bf16, "
-            f"{model.nbytes / 1e9:.2f} GB, files on {where}, {repeats} repeats, each in a fresh "
-            "process, contenders in a new order each time, free memory touched before each. "
-            "Compare within a table only.",
+            f"{len(model.shapes)} tensors of bf16, {model.nbytes / 1e9:.2f} GB unless said "
+            f"otherwise, files on {where}, each run in a fresh process, contenders in a new order "
+            "each time, free memory touched before each. Compare within a table only.",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}.",
             "",
-            *tables,
+            *kept.values(),
         ]
     )
+
+
+def _sections(text):
+    return [f"## {section}" for section in text.split("\n## ")[1:]]
+
+
+def _title(section):
+    return section.split("\n", 1)[0]
 
 
 def _cpu():

@@ -1,5 +1,6 @@
 """Runs contenders in fresh processes, interleaved, and watches their memory from outside."""
 
+import contextlib
 import json
 import os
 import random
@@ -19,6 +20,8 @@ class Sample:
     cpu: float
     memory: int | None
     """Anonymous memory added at the peak, in bytes; None where it is not sampled."""
+    beside: int | None = None
+    """The same of the other process, where there is one."""
 
 
 def touch_free_memory(nbytes):
@@ -29,12 +32,13 @@ def touch_free_memory(nbytes):
     """
     script = (
         "import mmap,sys\n"
-        "n=int(sys.argv[1]); m=mmap.mmap(-1,n)\n"
+        # Private, so that huge pages are used: it is huge ones that arrays and files get.
+        "n=int(sys.argv[1]); m=mmap.mmap(-1,n,flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n"
         "if hasattr(mmap,'MADV_HUGEPAGE'): m.madvise(mmap.MADV_HUGEPAGE)\n"
         "for i in range(0,n,4096): m[i]=1\n"
     )
     free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-    subprocess.run([sys.executable, "-c", script, str(min(nbytes, free // 2))], check=True)
+    subprocess.run([sys.executable, "-c", script, str(min(nbytes, free * 3 // 4))], check=True)
 
 
 def run_workload(workload, model, source, directory, *, repeats, check_all, say):
@@ -50,7 +54,8 @@ def run_workload(workload, model, source, directory, *, repeats, check_all, say)
             shutil.rmtree(place, ignore_errors=True)
             os.makedirs(place)
             # A script reads one tensor; the others hold the model, and write or map it once more.
-            touch_free_memory((64 << 20) if contender.script else 2 * model.nbytes)
+            if contender.script:
+                touch_free_memory(64 << 20)
             check = check_all or repeat == 0
             measure = _measure_script if contender.script else _measure_work
             sample = measure(workload, contender, model, source, place, check)
@@ -69,19 +74,28 @@ def _measure_work(workload, contender, model, source, place, check):
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
-        _expect(child, "ready", contender)
+        pids = [int(pid) for pid in _expect(child, "ready", contender)]
+        # Now, not before it started: some machines take free memory back within seconds.
+        touch_free_memory(2 * model.nbytes)
         baseline = _anonymous(child.pid)
-        with _Watch(child.pid) as watch:
+        with contextlib.ExitStack() as watching:
+            watch = watching.enter_context(_Watch(child.pid))
+            beside = [(_anonymous(pid), watching.enter_context(_Watch(pid))) for pid in pids]
             child.stdin.write("go\n")
             child.stdin.flush()
             _expect(child, "worked", contender)
         child.stdin.write("go\n")
         child.stdin.flush()
         line = child.stdout.readline()
+        while line and not line.startswith('{"wall"'):
+            line = child.stdout.readline()
         if not line or child.wait() != 0:
             raise RuntimeError(f"{contender.name} failed its check (exit code {child.wait()})")
     found = json.loads(line)
-    return Sample(found["wall"], found["cpu"], max(0, watch.peak - baseline))
+    added = [max(0, other.peak - before) for before, other in beside]
+    return Sample(
+        found["wall"], found["cpu"], max(0, watch.peak - baseline), sum(added) if added else None
+    )
 
 
 def _measure_script(workload, contender, model, source, place, check):
@@ -98,10 +112,13 @@ def _measure_script(workload, contender, model, source, place, check):
 
 
 def _expect(child, word, contender):
-    line = child.stdout.readline().strip()
-    if line != word:
+    line = child.stdout.readline()
+    while line and line.split()[:1] != [word]:  # some peers talk on stdout
+        line = child.stdout.readline()
+    if not line:
         child.kill()
         raise RuntimeError(f"{contender.name} ended before it was {word}")
+    return line.split()[1:]
 
 
 def _anonymous(pid):

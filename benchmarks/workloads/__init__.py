@@ -6,6 +6,7 @@ from benchmarks.workloads import (
     load_all,
     open_one,
     save,
+    transfer,
     transformers_load,
 )
 
@@ -21,5 +22,6 @@ ALL = {
         open_one.WORKLOAD,
         transformers_load.WORKLOAD,
         *checkpoints.ALL,
+        *transfer.ALL,
     )
 }

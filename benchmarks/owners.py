@@ -1,0 +1,162 @@
+"""The other side of a transfer: `python -m benchmarks.owners KIND COUNT BYTES DIRECTORY`.
+
+Holds a model of equal tensors in memory, offers it in one of several ways, prints where, and stays
+until its input ends.
+"""
+
+import json
+import os
+import socket
+import ssl
+import subprocess
+import sys
+import threading
+import time
+
+__all__ = ["KINDS", "Owner", "certificate", "make_arrays"]
+
+
+def make_arrays(count, nbytes):
+    """name → uint16 array of bf16 bits; every tensor different."""
+    import numpy as np
+
+    table = np.random.default_rng(5).integers(0x3C00, 0x3FFF, 1 << 20, dtype=np.uint16)
+    arrays = {}
+    for number in range(count):
+        array = np.empty(nbytes // 2, np.uint16)
+        rolled = np.roll(table, 4099 * number) if nbytes > 1 << 20 else table[number % 4099 :]
+        for first in range(0, array.size, rolled.size):
+            part = array[first : first + rolled.size]
+            part[:] = rolled[: part.size]
+        array[0] = number % 0x3FFF
+        arrays[f"layer.{number}.weight"] = array
+    return arrays
+
+
+def _bf16(arrays):
+    import ml_dtypes
+
+    return {name: array.view(ml_dtypes.bfloat16) for name, array in arrays.items()}
+
+
+def certificate(directory):
+    """A certificate for this machine that only this run trusts."""
+    cert, key = (os.path.join(directory, name) for name in ("cert.pem", "key.pem"))
+    if not os.path.exists(cert):
+        subprocess.run(
+            [
+                *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+                *("-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1"),
+                *("-keyout", key, "-out", cert),
+            ],
+            check=True,
+            capture_output=True,
+        )
+    return cert, key
+
+
+def _raw(arrays, directory, tls):
+    """Answers 16 bytes (offset, length) with that part of the tensors laid end to end."""
+    views = [memoryview(array.view("u1")) for array in arrays.values()]
+    size = len(views[0])
+    listener = socket.create_server(("127.0.0.1", 0))
+    context = None
+    if tls:
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(*certificate(directory))
+
+    def serve(sock):
+        if context is not None:
+            sock = context.wrap_socket(sock, server_side=True)
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        while True:
+            asked = b""
+            while len(asked) < 16:
+                more = sock.recv(16 - len(asked))
+                if not more:
+                    return
+                asked += more
+            offset, length = (int.from_bytes(asked[i : i + 8], "little") for i in (0, 8))
+            while length:
+                number, first = divmod(offset, size)
+                part = views[number][first : first + min(length, 1 << 20)]
+                sock.sendall(part)
+                offset, length = offset + len(part), length - len(part)
+
+    def accept():
+        while True:
+            sock, _ = listener.accept()
+            threading.Thread(target=serve, args=(sock,), daemon=True).start()
+
+    threading.Thread(target=accept, daemon=True).start()
+    return {"port": listener.getsockname()[1]}
+
+
+def _weighlock(arrays, directory, tls):
+    import weighlock
+
+    options = {}
+    if tls:
+        options = dict(zip(("tls_cert", "tls_key"), certificate(directory), strict=True))
+    server = weighlock.Server(**options)
+    tensors = _bf16(arrays)
+    cpu, start = time.process_time(), time.perf_counter()
+    share = server.share(tensors)
+    took = time.perf_counter() - start
+    return {"url": share.url, "hash_s": took, "hash_cpu_s": time.process_time() - cpu}
+
+
+def _nvflare(arrays, directory, tls):
+    import torch
+    from nvflare.app_opt.pt.tensor_downloader import add_tensors
+    from nvflare.fuel.f3.cellnet.cell import Cell
+    from nvflare.fuel.f3.streaming.obj_downloader import ObjectDownloader
+
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    url = f"tcp://127.0.0.1:{port}"
+    cell = Cell(fqcn="server", root_url=url, secure=False, credentials={})
+    cell.start()
+    tensors = {name: torch.from_numpy(array).view(torch.bfloat16) for name, array in arrays.items()}
+    downloader = ObjectDownloader(cell=cell, timeout=600.0, num_receivers=1)
+    return {"url": url, "ref": add_tensors(downloader, tensors, 2 * 1024 * 1024)}
+
+
+KINDS = {
+    "raw": lambda arrays, place: _raw(arrays, place, tls=False),
+    "raw-tls": lambda arrays, place: _raw(arrays, place, tls=True),
+    "weighlock": lambda arrays, place: _weighlock(arrays, place, tls=False),
+    "weighlock-tls": lambda arrays, place: _weighlock(arrays, place, tls=True),
+    "nvflare": lambda arrays, place: _nvflare(arrays, place, tls=False),
+}
+
+
+class Owner:
+    """An owner in a process of its own; `address` is what it printed."""
+
+    def __init__(self, kind, count, nbytes, directory):
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "benchmarks.owners", kind, str(count), str(nbytes), directory],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            text=True,
+        )
+        line = self._process.stdout.readline()
+        while line and not line.startswith("{"):
+            line = self._process.stdout.readline()
+        self.address = json.loads(line)
+        self.pid = self._process.pid
+
+
+def main():
+    kind, count, nbytes, directory = sys.argv[1:]
+    arrays = make_arrays(int(count), int(nbytes))
+    print(json.dumps(KINDS[kind](arrays, directory)), flush=True)
+    sys.stdin.read()
+    os._exit(0)  # NVFlare's pools are not daemon threads
+
+
+if __name__ == "__main__":
+    main()

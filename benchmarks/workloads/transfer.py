@@ -1,0 +1,344 @@
+"""A model from one process to another over loopback: to memory, into given arrays, to a file."""
+
+import os
+import socket
+import ssl
+import threading
+import time
+from dataclasses import dataclass, field
+
+from benchmarks.contender import Bar, Contender, Job, Workload
+from benchmarks.owners import Owner, certificate, make_arrays
+
+__all__ = ["ALL"]
+
+_RANGE, _BLOCK, _CONNECTIONS = 8 << 20, 1 << 20, 4
+
+
+@dataclass(frozen=True)
+class _Sizes:
+    """How many tensors of how many bytes."""
+
+    count: int
+    nbytes: int
+
+    def of(self, job: Job) -> "_Sizes":
+        """These, or small ones for a quick look."""
+        quick = job.model.hidden < 1000
+        return _Sizes(min(self.count, 20), min(self.nbytes, 1 << 18)) if quick else self
+
+    @property
+    def total(self) -> int:
+        return self.count * self.nbytes
+
+
+LARGE = _Sizes(64, 32 << 20)
+MEDIUM = _Sizes(512, 4 << 20)
+SMALL = _Sizes(100_000, 20_480)
+
+
+@dataclass
+class _Prepared:
+    job: Job
+    sizes: _Sizes
+    owner: Owner
+    out: dict = field(default_factory=dict)
+    cell: object = None
+
+    @property
+    def pids(self):
+        """Processes whose CPU and memory count too."""
+        return [self.owner.pid]
+
+    @property
+    def path(self):
+        return os.path.join(self.job.directory, "out.safetensors")
+
+
+def _prepare(kind, sizes, *, out=False):
+    def prepare(job: Job):
+        import blake3  # noqa: F401
+        import ml_dtypes
+        import numpy as np
+
+        import weighlock.fetching.fetch  # noqa: F401
+
+        chosen = sizes.of(job)
+        owner = Owner(kind, chosen.count, chosen.nbytes, os.path.dirname(job.directory))
+        prepared = _Prepared(job, chosen, owner)
+        if out:
+            prepared.out = {
+                name: np.zeros(chosen.nbytes // 2, ml_dtypes.bfloat16)
+                for name in (f"layer.{i}.weight" for i in range(chosen.count))
+            }
+        return prepared
+
+    return prepare
+
+
+def _check(job, prepared, result):
+    import numpy as np
+
+    expected = make_arrays(prepared.sizes.count, prepared.sizes.nbytes)
+    assert set(result) == set(expected)
+    for name, array in expected.items():
+        found = result[name]
+        if hasattr(found, "materialize"):
+            found = found.materialize()
+        if hasattr(found, "detach"):
+            import torch
+
+            found = found.view(torch.uint16).numpy()
+        assert np.array_equal(np.asarray(found).view("u2").reshape(-1), array), name
+
+
+def _raw_receive(prepared, take, tls=False):
+    """Four connections ask for ranges of 8 MiB, one after another; `take` is given each."""
+    total, port = prepared.sizes.total, prepared.owner.address["port"]
+    starts = iter(range(0, total, _RANGE))
+    taking = threading.Lock()
+
+    def work():
+        sock = socket.create_connection(("127.0.0.1", port))
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if tls:
+            cert, _ = certificate(os.path.dirname(prepared.job.directory))
+            context = ssl.create_default_context(cafile=cert)
+            sock = context.wrap_socket(sock, server_hostname="127.0.0.1")
+        while True:
+            with taking:
+                start = next(starts, None)
+            if start is None:
+                sock.close()
+                return
+            length = min(_RANGE, total - start)
+            sock.sendall(start.to_bytes(8, "little") + length.to_bytes(8, "little"))
+            take(sock, start, length)
+
+    threads = [threading.Thread(target=work) for _ in range(_CONNECTIONS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def _fill(sock, view):
+    done = 0
+    while done < len(view):
+        got = sock.recv_into(view[done:])
+        if not got:
+            raise ConnectionError
+        done += got
+
+
+def _raw_to_memory(prepared, tls=False):
+    import numpy as np
+    from blake3 import blake3
+
+    size = prepared.sizes.nbytes
+    arrays = {
+        f"layer.{number}.weight": np.empty(size // 2, np.uint16)
+        for number in range(prepared.sizes.count)
+    }
+    views = [memoryview(array.view("u1")) for array in arrays.values()]
+
+    def take(sock, start, length):
+        while length:
+            number, first = divmod(start, size)
+            view = views[number][first : first + min(length, _BLOCK)]
+            _fill(sock, view)
+            blake3(view).digest()
+            start, length = start + len(view), length - len(view)
+
+    _raw_receive(prepared, take, tls)
+    return arrays
+
+
+def _raw_to_disk(prepared):
+    import numpy as np
+    from blake3 import blake3
+
+    fd = os.open(prepared.path, os.O_RDWR | os.O_CREAT)
+    local = threading.local()
+
+    def take(sock, start, length):
+        if not hasattr(local, "buffer"):
+            local.buffer = memoryview(np.empty(_BLOCK, np.uint8))
+        while length:
+            view = local.buffer[: min(length, _BLOCK)]
+            _fill(sock, view)
+            blake3(view).digest()
+            os.pwrite(fd, view, start)
+            start, length = start + len(view), length - len(view)
+
+    _raw_receive(prepared, take)
+    size = prepared.sizes.nbytes // 2
+    return _Lazily(fd, size, prepared.sizes.count)
+
+
+class _Lazily(dict):
+    """The tensors of a file without a header, read when they are looked at."""
+
+    def __init__(self, fd, size, count):
+        super().__init__({f"layer.{number}.weight": number for number in range(count)})
+        self._fd, self._size = fd, size
+
+    def __getitem__(self, name):
+        import numpy as np
+
+        number = super().__getitem__(name)
+        raw = os.pread(self._fd, 2 * self._size, 2 * self._size * number)
+        return np.frombuffer(raw, np.uint16)
+
+
+def _access(prepared):
+    import weighlock
+
+    cert, _ = certificate(os.path.dirname(prepared.job.directory))
+    return weighlock.Access(origins={"127.0.0.1": weighlock.Credential(ca=cert)})
+
+
+def _fetch(prepared, **options):
+    import weighlock
+
+    return weighlock.fetch(
+        prepared.owner.address["url"], connections=_CONNECTIONS, durable=False, **options
+    )
+
+
+def _prepare_nvflare(sizes):
+    def prepare(job: Job):
+        from nvflare.fuel.f3.cellnet.cell import Cell
+
+        prepared = _prepare("nvflare", sizes)(job)
+        url = prepared.owner.address["url"]
+        cell = Cell(fqcn="site-1", root_url=url, secure=False, credentials={})
+        cell.start()
+        while "server" not in cell.core_cell.agents:  # its connection is not what is measured
+            time.sleep(0.05)
+        prepared.cell = cell
+        return prepared
+
+    return prepare
+
+
+def _nvflare(prepared, to_disk):
+    from nvflare.app_opt.pt.tensor_downloader import download_tensors, download_tensors_to_disk
+
+    given = {
+        "from_fqcn": "server",
+        "ref_id": prepared.owner.address["ref"],
+        "per_request_timeout": 60.0,
+        "cell": prepared.cell,
+    }
+    if to_disk:
+        error, result = download_tensors_to_disk(**given, root_dir=prepared.job.directory)
+    else:
+        error, result = download_tensors(**given)
+    if error:
+        raise RuntimeError(error)
+    return {name: result[name] for name in result} if not to_disk else _Refs(result)
+
+
+class _Refs(dict):
+    def __init__(self, lazy):
+        super().__init__({name: lazy.make_lazy_ref(name) for name in lazy.keys()})  # noqa: SIM118
+
+
+def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
+    raw = "raw sockets + BLAKE3, 4 connections"
+    flare = "NVFlare 2.9 download_tensors"
+    to_memory = Workload(
+        f"fetch-{name}",
+        f"Fetch {what} to memory over loopback",
+        (
+            Contender(raw, _raw_to_memory, _prepare("raw", sizes), _check),
+            Contender(
+                flare,
+                lambda prepared: _nvflare(prepared, to_disk=False),
+                _prepare_nvflare(sizes),
+                _check,
+                ("nvflare",),
+            ),
+            Contender("weighlock", _fetch, _prepare("weighlock", sizes), _check),
+            Contender(
+                "weighlock, into given arrays",
+                lambda prepared: _fetch(prepared, out=prepared.out),
+                _prepare("weighlock", sizes, out=True),
+                _check,
+            ),
+        ),
+        (
+            Bar("weighlock", raw, 0.8),
+            Bar("weighlock, into given arrays", raw, 0.8),
+            Bar("weighlock", flare, to_memory_bar),
+        ),
+        cpu_bars={"weighlock": 1.0 * sizes.total / 1e9},
+        beside_bars={"weighlock": 64},
+    )
+    to_disk = Workload(
+        f"fetch-{name}-disk",
+        f"Fetch {what} to a file on tmpfs over loopback",
+        (
+            Contender(raw + " + pwrite", _raw_to_disk, _prepare("raw", sizes), _check),
+            Contender(
+                flare + "_to_disk",
+                lambda prepared: _nvflare(prepared, to_disk=True),
+                _prepare_nvflare(sizes),
+                _check,
+                ("nvflare",),
+            ),
+            Contender(
+                "weighlock",
+                lambda prepared: _fetch(prepared, into=prepared.path),
+                _prepare("weighlock", sizes),
+                _check,
+            ),
+        ),
+        (
+            Bar("weighlock", raw + " + pwrite", 0.8),
+            Bar("weighlock", flare + "_to_disk", to_disk_bar),
+        ),
+        memory_bars={"weighlock": 64},
+        cpu_bars={"weighlock": 1.0 * sizes.total / 1e9},
+        beside_bars={"weighlock": 64},
+    )
+    return to_memory, to_disk
+
+
+_TLS = Workload(
+    "fetch-tls",
+    "Fetch 2 GB in tensors of 32 MB over TLS to memory",
+    (
+        Contender(
+            "raw ssl + BLAKE3, 4 connections",
+            lambda prepared: _raw_to_memory(prepared, tls=True),
+            _prepare("raw-tls", LARGE),
+            _check,
+        ),
+        Contender(
+            "weighlock",
+            lambda prepared: _fetch(prepared, access=_access(prepared)),
+            _prepare("weighlock-tls", LARGE),
+            _check,
+        ),
+    ),
+    (Bar("weighlock", "raw ssl + BLAKE3, 4 connections", 0.85),),
+)
+
+_MANY = Workload(
+    "fetch-many",
+    "Fetch 2 GB to memory: 100,000 tensors of 20 KB beside 512 of 4 MB",
+    (
+        Contender("weighlock, 4 MB", _fetch, _prepare("weighlock", MEDIUM), _check),
+        Contender("weighlock, 20 KB", _fetch, _prepare("weighlock", SMALL), _check),
+    ),
+    (Bar("weighlock, 20 KB", "weighlock, 4 MB", 0.5),),
+)
+
+ALL = (
+    *_workload("large", "2 GB in tensors of 32 MB", LARGE, 5, 3),
+    *_workload("medium", "2 GB in tensors of 4 MB", MEDIUM, 7, 4.5),
+    _TLS,
+    _MANY,
+)
