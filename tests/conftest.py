@@ -19,9 +19,13 @@ settings.register_profile(
 settings.load_profile("default")
 
 
-if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
-    # Started in the background of a shell: programs that tests interrupt would be deaf as well.
-    signal.signal(signal.SIGINT, signal.default_int_handler)
+# Started in the background of a shell, or by nohup: programs that tests end would be deaf as well.
+for number, usual in (
+    (signal.SIGINT, signal.default_int_handler),
+    (signal.SIGHUP, signal.SIG_DFL),
+):
+    if signal.getsignal(number) is signal.SIG_IGN:
+        signal.signal(number, usual)
 
 
 def open_descriptors():

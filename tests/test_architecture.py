@@ -22,6 +22,7 @@ LAYERS = {
     "tensors": 2,
     "limits": 1,
     "abort": 1,
+    "lifetimes": 1,
     "errors": 0,
 }
 

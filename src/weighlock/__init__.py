@@ -11,12 +11,14 @@ if TYPE_CHECKING:
     from weighlock.abort import Abort
     from weighlock.errors import WeighlockError
     from weighlock.fetching.fetch import fetch
+    from weighlock.fetching.reporting import done
     from weighlock.fetching.stream import stream
     from weighlock.formats.detect import open_catalog as open
     from weighlock.formats.save import save
     from weighlock.formats.writer import Writer
     from weighlock.limits import Limits
     from weighlock.sharing.server import Server
+    from weighlock.sharing.share import Outcome, State
     from weighlock.sources.access import Access, Credential
     from weighlock.tensors.catalog import Catalog
     from weighlock.tensors.dtypes import DType
@@ -30,11 +32,14 @@ __all__ = [
     "Credential",
     "DType",
     "Limits",
+    "Outcome",
     "Server",
+    "State",
     "TensorRef",
     "TensorSpec",
     "WeighlockError",
     "Writer",
+    "done",
     "fetch",
     "open",
     "save",
@@ -51,11 +56,14 @@ _HOMES = {
     "Credential": "weighlock.sources.access",
     "DType": "weighlock.tensors.dtypes",
     "Limits": "weighlock.limits",
+    "Outcome": "weighlock.sharing.share",
     "Server": "weighlock.sharing.server",
+    "State": "weighlock.sharing.share",
     "TensorRef": "weighlock.tensors.ref",
     "TensorSpec": "weighlock.tensors.spec",
     "WeighlockError": "weighlock.errors",
     "Writer": "weighlock.formats.writer",
+    "done": "weighlock.fetching.reporting",
     "fetch": "weighlock.fetching.fetch",
     "open": "weighlock.formats.detect",
     "save": "weighlock.formats.save",

@@ -66,7 +66,13 @@ class Limits:
     """How long a fetch without any progress is tried again."""
 
     shares: int = 10_000
-    """Shares one server offers at once."""
+    """Shares and inboxes of one server at once."""
+
+    tombstones: int = 100_000
+    """Shares that are over and of which a server still knows how they ended."""
+
+    pinned_bytes: int = 2**62
+    """Bytes of arrays that the shares of one server keep in memory."""
 
     gathered_bytes: int = 32 * 1024 * 1024
     """Bytes of strided or compressed tensors that a server keeps ready for the next range."""

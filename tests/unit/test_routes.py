@@ -6,7 +6,7 @@ import time
 import numpy as np
 import pytest
 
-from weighlock.sharing.offer import Share
+from weighlock.sharing.offer import Ticketing
 from weighlock.sharing.routes import (
     Route,
     answer_data,
@@ -18,10 +18,12 @@ from weighlock.sharing.routes import (
     requested_span,
 )
 from weighlock.sharing.share import Life
+from weighlock.sharing.shared import Share
 from weighlock.tensors.spec import Span
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
 
+KEY = bytes(32)
 ID = "0123456789abcdef" * 2
 
 
@@ -121,8 +123,9 @@ def make_share():
     def make(cacheable=False, expires_s=None, clock=time.monotonic):
         contents = Contents(lay_out({"a": np.arange(100, dtype=np.uint8)}))
         share = Share(
-            *(ID, f"http://127.0.0.1:1/s/{ID}/model.safetensors", contents),
-            Life(clock, expires_s),
+            Ticketing(KEY, ID, f"http://127.0.0.1:1/s/{ID}/model.safetensors"),
+            contents,
+            Life(clock, expires_s=expires_s),
             cacheable=cacheable,
             forget=lambda _: None,
         )
@@ -269,27 +272,27 @@ def test_failures_are_json_that_no_cache_keeps():
     ],
 )
 def test_reports_that_make_no_sense_are_refused(body, share):
-    assert answer_report(share, body).status == 400
+    assert answer_report(share, "x", None, body).status == 400
     assert share.ended is None
 
 
 def test_report_of_a_block_that_is_right_here_changes_nothing(share):
     share.digests.hash_all()
-    answer = answer_report(share, b'{"state": "mismatch", "block": 0}')
+    answer = answer_report(share, "x", None, b'{"state": "mismatch", "block": 0}')
     assert answer.status == 200
-    assert json.loads(answer.body) == {"lives": True}
+    assert json.loads(answer.body)["lives"] is True
     assert share.ended is None
 
 
 def test_report_of_a_block_that_was_written_ends_the_share(make_share):
     array = np.zeros(100, np.uint8)
     contents = Contents(lay_out({"a": array}))
-    url = f"http://127.0.0.1:1/s/{ID}/model.safetensors"
+    ticketing = Ticketing(KEY, ID, f"http://127.0.0.1:1/s/{ID}/model.safetensors")
     life = Life(time.monotonic)
-    share = Share(ID, url, contents, life, cacheable=False, forget=lambda _: None)
+    share = Share(ticketing, contents, life, cacheable=False, forget=lambda _: None)
     share.digests.hash_all()
     array[3] = 1
-    answer = answer_report(share, b'{"state": "mismatch", "block": 0}')
+    answer = answer_report(share, "x", None, b'{"state": "mismatch", "block": 0}')
     assert answer.status == 410
     assert json.loads(answer.body)["reason"] == "changed"
     assert share.ended == "changed"

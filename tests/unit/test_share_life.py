@@ -27,7 +27,7 @@ def test_without_a_bound_it_lasts(clock):
 
 
 def test_it_expires_at_its_time_and_stays_expired(clock):
-    life = Life(clock, 10)
+    life = Life(clock, expires_s=10)
     clock.now += 9.5
     assert life.ended is None
     assert life.remaining_s == pytest.approx(0.5)
@@ -40,7 +40,7 @@ def test_it_expires_at_its_time_and_stays_expired(clock):
 
 @pytest.mark.parametrize("reason", REASONS)
 def test_it_ends_once_and_keeps_the_first_reason(reason, clock):
-    life = Life(clock, 10)
+    life = Life(clock, expires_s=10)
     assert life.end(reason) is True
     assert life.end("settled") is False
     clock.now += 100
@@ -49,14 +49,14 @@ def test_it_ends_once_and_keeps_the_first_reason(reason, clock):
 
 
 def test_what_has_expired_can_no_longer_be_revoked(clock):
-    life = Life(clock, 10)
+    life = Life(clock, expires_s=10)
     clock.now += 11
     assert life.end("revoked") is False
     assert life.ended == "expired"
 
 
 def test_a_life_of_no_time_is_over_at_once(clock):
-    assert Life(clock, 0).ended == "expired"
+    assert Life(clock, expires_s=0).ended == "expired"
 
 
 def test_tombstones_are_bounded_and_the_oldest_are_forgotten():

@@ -17,14 +17,13 @@ import stat
 import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
-from types import TracebackType
-from typing import Self
 
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.owner import temporary_name
 from weighlock.disk.place import Place
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import DiskError, NotDurable, ShortRead
+from weighlock.lifetimes import Lifetime
 
 __all__ = ["AtomicFile"]
 
@@ -38,7 +37,7 @@ class _State(Enum):
     GONE = "gone"
 
 
-class AtomicFile:
+class AtomicFile(Lifetime):
     """A new file that takes its destination's name when it is complete.
 
     `commit()` puts it in place, `discard()` leaves no trace of it; as a context manager it commits
@@ -88,16 +87,8 @@ class AtomicFile:
         """The destination."""
         return self._place.path
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def _leave(self, error: BaseException | None) -> None:
+        if error is None:
             self.commit()
         else:
             self.discard()

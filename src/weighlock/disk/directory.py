@@ -7,19 +7,18 @@ name, so a process killed with SIGKILL leaves it behind, recognisable by its `.p
 import contextlib
 import errno
 import os
-from types import TracebackType
-from typing import Self
 
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.owner import temporary_name
 from weighlock.disk.place import Place, sync_directory
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import DiskError, NotDurable
+from weighlock.lifetimes import Lifetime
 
 __all__ = ["AtomicDirectory"]
 
 
-class AtomicDirectory:
+class AtomicDirectory(Lifetime):
     """A new directory of files that takes its destination's name when it is complete.
 
     Files are written to `path_of(name)`, each atomically and durably by itself, and may be
@@ -53,16 +52,8 @@ class AtomicDirectory:
             self.discard()
             raise
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is None:
+    def _leave(self, error: BaseException | None) -> None:
+        if error is None:
             self.commit()
         else:
             self.discard()

@@ -24,6 +24,7 @@ from weighlock.fetching.bases import BaseContents, take_from_base, take_from_par
 from weighlock.fetching.filling import Received, into_arrays, into_new_memory
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.pulling import Progress, Puller
+from weighlock.fetching.reporting import UNCONFIRMED, Reporting
 from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import is_index, noted, open_url
 from weighlock.formats.safetensors import arrange, build_header
@@ -73,6 +74,7 @@ def fetch(
     into: "str | os.PathLike[str] | None" = None,
     names: str | Sequence[str] | None = None,
     base: "Mapping[str, object] | str | os.PathLike[str] | None" = None,
+    receiver: str | None = None,
     access: Access | None = None,
     abort: Abort | None = None,
     progress: Callable[[int, int], None] | None = None,
@@ -92,6 +94,7 @@ def fetch(
         names: glob patterns; only these tensors.
         base: a model one has, as a catalog, arrays or a path: blocks that are the same in it are
             not pulled.
+        receiver: who receives it, as its owner is told; a ticket made for one says so itself.
         access: credentials.
         abort: `abort.set()` in any thread ends this with `Aborted`.
         progress: called with bytes here and bytes in all, from any thread.
@@ -102,7 +105,8 @@ def fetch(
         limits: timeouts, patience, bounds of what may come.
 
     Returns:
-        The catalog of what is now here. A note says so if nothing could be verified.
+        The catalog of what is now here. A note says so if nothing could be verified, or if an owner
+        that waits for this receiver could not be told that it has landed.
 
     Raises:
         TransferError: it could not be had; see `reason` and `retryable`.
@@ -130,7 +134,11 @@ def fetch(
         if is_index(url):
             return _fetch_sharded(url, out, into, patterns, opened, progress, how)
         with closing(how.open(url)) as source:
-            fetched = _One(source, patterns, opened, how).fetch(out, into, progress)
+            with Reporting(source, receiver, progress) as reporting:
+                one = _One(source, patterns, opened, how)
+                fetched = one.fetch(out, into, reporting.told)
+            if reporting.unconfirmed:
+                fetched = fetched.noted(UNCONFIRMED)
             return noted(fetched, source)
     finally:
         if isinstance(base, (str, os.PathLike)) and opened is not None:

@@ -14,6 +14,7 @@ from weighlock.errors import Aborted, SourceError
 from weighlock.fetching.fetch import How
 from weighlock.fetching.filling import into_new_memory
 from weighlock.fetching.pulling import Progress
+from weighlock.fetching.reporting import Reporting
 from weighlock.formats.detect import open_source
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
@@ -70,7 +71,8 @@ def stream(
                 f"{source.label}: its server does not answer ranges, so it cannot be streamed; "
                 "fetch it to a file first"
             )
-        yield from _Prefetched(source, batches, how, abort or Abort(), own)
+        with Reporting(source):
+            yield from _Prefetched(source, batches, how, abort or Abort(), own)
 
 
 class _Prefetched:

@@ -1,6 +1,7 @@
 """Weights behind a URL: one file, or the index of a sharded model. Reads headers only."""
 
 from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 
 from weighlock.errors import TruncatedFile
@@ -9,6 +10,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.base import Source
 from weighlock.sources.http import HttpSource
+from weighlock.sources.receipt import Receipt, Word
 from weighlock.tensors.catalog import Catalog
 
 __all__ = ["UNVERIFIED", "is_index", "noted", "open_url"]
@@ -48,7 +50,34 @@ def open_url(
     except BaseException:
         source.close()
         raise
-    return noted(catalog, source)
+    catalog = noted(catalog, source)
+    is_awaited = source.remote.resource.is_share and source.remote.address.holder is not None
+    return _Ticketed(catalog, source) if is_awaited else catalog
+
+
+class _Ticketed(Catalog):
+    """A catalog whose owner waits for this receiver: closing it says that it has landed."""
+
+    __slots__ = ("_receipt",)
+
+    def __init__(self, catalog: Catalog, source: HttpSource) -> None:
+        self._take_over(catalog)
+        self._receipt: Receipt | None = Receipt(source.remote)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if error is not None:
+            self._say("failed", type(error).__name__)
+        self.close()
+
+    def close(self) -> None:
+        self._say("landed")
+        super().close()
+
+    def _say(self, word: Word, cause: str = "") -> None:
+        receipt, self._receipt = self._receipt, None
+        if receipt is not None:
+            with closing(receipt):
+                receipt.try_to_say(word, cause=cause)
 
 
 def noted(catalog: Catalog, source: HttpSource) -> Catalog:

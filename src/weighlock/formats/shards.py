@@ -5,13 +5,12 @@ lie in is `disk.atomic`'s.
 """
 
 from collections.abc import Callable, Iterable
-from types import TracebackType
-from typing import Self
 
 from weighlock.disk.directory import AtomicDirectory
 from weighlock.errors import LayoutError
 from weighlock.formats.sharded import shard_name
 from weighlock.formats.writer import Writer
+from weighlock.lifetimes import Lifetime
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import TensorSpec
 
@@ -34,7 +33,7 @@ def split(specs: Iterable[TensorSpec], max_bytes: int) -> list[list[TensorSpec]]
     return groups
 
 
-class PlannedShards:
+class PlannedShards(Lifetime):
     """Shards of tensors that are all known; each is finished when its last tensor has come."""
 
     def __init__(
@@ -61,17 +60,9 @@ class PlannedShards:
         """Which tensor lies in which file."""
         return {name: self._file_name(number) for name, number in self._shard_of.items()}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         try:
-            if kind is None:
+            if error is None:
                 self._finish_rest()
         finally:
             for writer in self._writers.values():
@@ -107,7 +98,7 @@ class PlannedShards:
         return shard_name(number + 1, len(self._groups))
 
 
-class StreamedShards:
+class StreamedShards(Lifetime):
     """Shards of tensors that are not known beforehand: a new one when the last is full."""
 
     def __init__(self, directory: AtomicDirectory, max_bytes: int, make_writer: MakeWriter) -> None:
@@ -125,16 +116,8 @@ class StreamedShards:
         """Which tensor lies in which file."""
         return {name: shard_name(n, self._count) for name, n in self._shard_of.items()}
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
+    def _leave(self, error: BaseException | None) -> None:
+        if error is not None:
             if self._writer is not None:
                 self._writer.discard()
             return

@@ -8,8 +8,7 @@ import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -17,6 +16,7 @@ from weighlock.disk.atomic import AtomicFile
 from weighlock.errors import LayoutError
 from weighlock.formats.placement import Placement, Planned, Streamed
 from weighlock.formats.safetensors import check_metadata
+from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
 from weighlock.tensors.arrays import byte_view, empty
@@ -75,7 +75,7 @@ class Finish:
             raise self._error
 
 
-class Writer:
+class Writer(Lifetime):
     """Writes tensors into a new safetensors file, in any order.
 
     The file appears under its path when the writer is finished: by `finish()`, by
@@ -144,16 +144,8 @@ class Writer:
         """The destination."""
         return self._file.path
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        if kind is not None:
+    def _leave(self, error: BaseException | None) -> None:
+        if error is not None:
             self.discard()
         elif not self._placement.sealed:
             self.finish()

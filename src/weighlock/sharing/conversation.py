@@ -16,9 +16,9 @@ import h11
 from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
 from weighlock.limits import Limits
 from weighlock.sharing.listening import Peer
-from weighlock.sharing.offer import Share
 from weighlock.sharing.routes import Answer, failure, gone
 from weighlock.sharing.sending import Sender, wait_readable
+from weighlock.sharing.shared import Share
 from weighlock.transfer.contents import FilePart
 
 __all__ = ["Answers", "Conversation"]
@@ -120,7 +120,8 @@ class Conversation:
         if share is None or answer.span is None or method == "HEAD" or not answer.length:
             self._send_whole(answer, request.method)
             return
-        self._send_span(answer, share)
+        with share.request():
+            self._send_span(answer, share)
 
     def _head(self, answer: Answer, extra: list[tuple[bytes, bytes]]) -> bytes:
         headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]

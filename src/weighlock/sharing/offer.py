@@ -1,77 +1,81 @@
-"""A share: a virtual file with its digests, a life and a URL. Knows no socket.
+"""What a server has on offer: a URL with a life, and names that take part in it. Knows no socket.
 
-What it offers is immutable, and that is enforced: arrays are hashed before anybody can ask for
-them, files are watched by their fingerprint, and a change ends the share for everybody.
+A share offers tensors to receivers, an inbox a place to senders; what both have in common is here.
 """
 
+import contextlib
+import logging
 import threading
-from collections.abc import Callable, Iterator
-from types import TracebackType
-from typing import Self
+import time
+from collections.abc import Callable, Iterator, Mapping
+from typing import NamedTuple
 
-import numpy as np
-from blake3 import blake3
+from weighlock.errors import LocalProtocolError
+from weighlock.lifetimes import Lifetime
+from weighlock.sharing.share import FINAL, Event, Life, Outcome, Reason, Receiver, State
+from weighlock.sharing.tickets import is_genuine, ticket
 
-from weighlock.errors import SourceChanged
-from weighlock.sharing.share import Life, Reason
-from weighlock.sources.access import shown
-from weighlock.sources.grid import RANGE_BYTES
-from weighlock.tensors.arrays import byte_view, empty
-from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Contents, Piece
-from weighlock.transfer.digests import Digests
+__all__ = ["Offer", "Ticketing"]
 
-__all__ = ["Share"]
-
-_MOST_FAILURES = 64
-_TRIED_BYTES = 1024 * 1024
+_log = logging.getLogger("weighlock.server")
 
 
-class Share:
-    """An owner's offer of tensors.
+class Ticketing(NamedTuple):
+    """What tickets of one offer are made from."""
 
-    Made by `Server.share`. As a context manager it is revoked at the end.
+    key: bytes
+    offer_id: str
+    url: str
+
+
+class Offer(Lifetime):
+    """Something under a URL, until its life is over.
+
+    Args:
+        ticketing: its URL, and what proves that somebody was given one.
+        life: how long it lasts, and for whom.
+        forget: called once when it is over.
+        on_done: called once with the outcome when it is over, from the thread that ended it.
     """
 
     def __init__(
         self,
-        share_id: str,
-        url: str,
-        contents: Contents,
+        ticketing: Ticketing,
         life: Life,
         *,
-        cacheable: bool,
-        forget: Callable[["Share"], None],
+        forget: Callable[["Offer"], None],
+        on_done: Callable[[Outcome], object] | None = None,
     ) -> None:
-        self.url = url
-        """The ticket: who has it can read the tensors."""
-        self.cacheable = cacheable
-        self.contents = contents
-        self.digests = Digests(contents)
-        self.etag = f'"{blake3(share_id.encode()).hexdigest(16)}"'
+        self.url = ticketing.url
+        """The ticket of nobody in particular."""
+        self._ticketing = ticketing
         self._life = life
-        self._lock = threading.Lock()
-        self._failures: set[int] = set()
+        self._changed = threading.Condition()
+        self._is_told = False
         self._forget = forget
+        self._on_done = on_done
 
-    def __repr__(self) -> str:
-        return f"<Share {shown(self.url)} of {self.size:,} bytes, {self.ended or 'live'}>"
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.revoke()
 
-    @property
-    def size(self) -> int:
-        """Bytes of the file it offers."""
-        return self.contents.size
+    def url_for(self, name: str) -> str:
+        """The ticket of one of those it is for: it proves who its holder is.
+
+        Raises:
+            LocalProtocolError: there is no such name here.
+        """
+        if name not in self._life.names:
+            known = ", ".join(self._life.names) or "nobody; pass their names when it is made"
+            raise LocalProtocolError(f"no ticket for {name!r}: it is for {known}")
+        key, offer_id, url = self._ticketing
+        return ticket(url, key, offer_id, name)
+
+    def admits(self, name: str, mac: str | None) -> bool:
+        """Whether somebody who says so is that name; where there are no names, everybody is."""
+        if not self._life.names:
+            return True
+        key, offer_id, _ = self._ticketing
+        return name in self._life.names and is_genuine(key, offer_id, name, mac)
 
     @property
     def ended(self) -> Reason | None:
@@ -83,55 +87,116 @@ class Share:
         """Seconds left of its life; None if nothing bounds it."""
         return self._life.remaining_s
 
+    @property
+    def outcome(self) -> Outcome:
+        """How it stands, per name; final once it is over."""
+        with self._changed:
+            return self._life.outcome
+
+    @property
+    def alive_s(self) -> float | None:
+        """How often somebody must be heard who takes part; None: no matter."""
+        return None if self._life.idle_s is None else self._life.idle_s / 3
+
+    def wait(self, timeout_s: float | None = None, at_least: int | None = None) -> Outcome:
+        """Wait until it is over, or so many have landed, or the time is up.
+
+        Returns:
+            How it stands then; `reason` is None if it is not over.
+        """
+        deadline = None if timeout_s is None else time.monotonic() + timeout_s
+
+        def enough() -> bool:
+            if self._life.ended is not None:
+                return True
+            return at_least is not None and len(self._life.outcome.landed) >= at_least
+
+        with self._changed:
+            while not enough():
+                left = None if deadline is None else deadline - time.monotonic()
+                if left is not None and left <= 0:
+                    break
+                expiry = self._life.remaining_s
+                bounds = [bound for bound in (left, expiry) if bound is not None]
+                self._changed.wait(min(bounds) if bounds else None)
+            return self._life.outcome
+
     def revoke(self) -> None:
-        """End it now: receivers are told so, at the latest after the piece on its way."""
+        """End it now: those who use it are told so, at the latest after the piece on its way."""
         self.end("revoked")
 
     def end(self, reason: Reason) -> None:
-        """End it for that reason and let go of the tensors. Idempotent."""
-        with self._lock:
+        """End it for that reason, and let go of what it holds. Idempotent."""
+        with self._changed:
             self._life.end(reason)
-        self._forget(self)
-        self.contents.close()
+        self._see()
 
-    def pieces(self, span: Span) -> Iterator[Piece]:
-        """The bytes of a span.
+    def look(self) -> float | None:
+        """See what has not happened for too long; returns when to look again."""
+        with self._changed:
+            again = self._life.tick()
+        self._see()
+        return again
 
-        Raises:
-            SourceError: a tensor cannot be read. `SourceChanged` ends the share.
-        """
+    def forgive(self, seconds: float) -> None:
+        """For so long this process could not listen."""
+        with self._changed:
+            self._life.forgive(seconds)
+
+    def report(
+        self, name: str, event: Event, attempt: str, bytes_here: int = 0, cause: str = ""
+    ) -> None:
+        """Somebody says how far it is. Repeats, and what comes late, change nothing."""
+        with self._changed:
+            before = self._receiver(name)
+            self._life.report(name, event, attempt, bytes_here, cause)
+            after = self._receiver(name)
+            self._changed.notify_all()
+        if before.state is not after.state and after.state in {State.STARTED, *FINAL}:
+            _log.info(
+                "%s: %s, %d bytes in %.1f s%s",
+                after.name,
+                after.state,
+                after.bytes_here,
+                after.seconds,
+                f" ({after.cause})" if after.cause else "",
+            )
+        self._see()
+
+    @contextlib.contextmanager
+    def request(self) -> Iterator[None]:
+        """While somebody is being served, nothing is idle."""
+        with self._changed:
+            self._life.enter()
         try:
-            yield from self.contents.pieces(span)
-        except SourceChanged:
-            self.end("changed")
-            raise
+            yield
+        finally:
+            with self._changed:
+                self._life.leave()
 
-    def check_block(self, block: int) -> None:
-        """A receiver says that a block never matches: look whether it was changed here."""
-        try:
-            matches = self.digests.still_matches(block)
-        except SourceChanged:
-            matches = False
-        if not matches:
-            self.end("changed")
+    def has_landed(self, name: str) -> bool:
+        """Whether that one is known to have landed."""
+        with self._changed:
+            return self._receiver(name).state is State.LANDED
 
-    def note_failure(self, offset: int) -> None:
-        """Remember that a range broke off here: the next time it is tried before it is promised."""
-        with self._lock:
-            if len(self._failures) < _MOST_FAILURES:
-                self._failures.add(offset)
+    def let_go(self) -> None:
+        """Release what it holds: it is over."""
 
-    def try_again(self, span: Span) -> None:
-        """Read a range that broke off the last time, so that what fails is said and not cut off.
+    def _receiver(self, name: str) -> Receiver:
+        return self._taking_part().get(name) or Receiver(name)
 
-        Raises:
-            Whatever reading raises.
-        """
-        with self._lock:
-            if span.offset not in self._failures:
+    def _taking_part(self) -> Mapping[str, Receiver]:
+        return {**self._life.outcome.receivers, **self._life.unnamed}
+
+    def _see(self) -> None:
+        """Do once what is to be done when it is over."""
+        with self._changed:
+            if self._life.ended is None or self._is_told:
                 return
-            self._failures.discard(span.offset)
-        buffer = byte_view(empty((_TRIED_BYTES,), np.dtype(np.uint8)))
-        end = min(span.end, span.offset + RANGE_BYTES)
-        for start in range(span.offset, end, _TRIED_BYTES):
-            self.contents.read_into(start, buffer[: min(_TRIED_BYTES, end - start)])
+            self._is_told = True
+            self._changed.notify_all()
+            outcome = self._life.outcome
+        self._forget(self)
+        self.let_go()
+        if self._on_done is not None:
+            self._on_done(outcome)

@@ -3,16 +3,19 @@
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from typing import Annotated, Literal
 
 import msgspec
 
-from weighlock.sharing.offer import Share
+from weighlock.sharing.share import Event
+from weighlock.sharing.shared import Share
 from weighlock.sources.grid import BLOCK_BYTES, block_count
 from weighlock.tensors.spec import Span
 
 __all__ = [
     "Answer",
     "Route",
+    "answer_confirmed",
     "answer_data",
     "answer_digests",
     "answer_report",
@@ -168,20 +171,47 @@ def answer_digests(share: Share, page: int, wait_s: float) -> Answer:
 
 
 class _Report(msgspec.Struct, frozen=True):
-    state: str
+    state: Literal["started", "alive", "landed", "failed", "aborted", "mismatch"]
+    attempt: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,32}$")] = "0"
+    bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
+    cause: Annotated[str, msgspec.Meta(max_length=200)] = ""
     block: int | None = None
 
 
-def answer_report(share: Share, body: bytes) -> Answer:
-    """The reply to what a receiver says of itself."""
+def read_report(body: bytes) -> _Report | None:
+    """What a receiver says of itself, if it can be understood."""
     try:
-        report = msgspec.json.decode(body, type=_Report)
+        return msgspec.json.decode(body, type=_Report)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def answer_report(share: Share, name: str, mac: str | None, body: bytes) -> Answer:
+    """The reply to what a receiver says of itself."""
+    report = read_report(body)
+    if report is None:
         return failure(400, error="not a report")
     if report.state == "mismatch":
         if report.block is None or not 0 <= report.block < block_count(share.size):
             return failure(400, error=f"no such block of {BLOCK_BYTES} bytes")
         share.check_block(report.block)
-        if share.ended is not None:
-            return gone(share.ended)
-    return failure(200, lives=True)
+    else:
+        if not share.admits(name, mac):
+            return failure(403, error="not the ticket of that receiver")
+        share.report(name, Event(report.state), report.attempt, report.bytes, report.cause)
+    if share.ended is not None and report.state != "landed":
+        return gone(share.ended)
+    confirmed = report.state == "landed" and share.has_landed(name)
+    return failure(200, lives=share.ended is None, confirmed=confirmed, alive_s=share.alive_s)
+
+
+def answer_confirmed(body: bytes) -> Answer | None:
+    """The reply to one who landed and asks again, the share being over: its reply was lost.
+
+    Returns:
+        None if that is not what it says.
+    """
+    report = read_report(body)
+    if report is None or report.state != "landed":
+        return None
+    return failure(200, lives=False, confirmed=True)

@@ -1,24 +1,25 @@
 """The server: shares tensors over HTTP. Knows shares and requests; its neighbours know sockets."""
 
 import logging
+import os
 import secrets
 import socket
-import threading
 import time
-from collections.abc import Mapping
-from types import TracebackType
-from typing import Literal, Self
-
-from blake3 import blake3
+from collections.abc import Callable, Iterable, Mapping
+from typing import Literal
 
 from weighlock.errors import LocalProtocolError, SourceChanged, TransferTimeout, WeighlockError
+from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
 from weighlock.sharing.binding import check_address, server_tls, shake_hands
 from weighlock.sharing.conversation import Conversation
 from weighlock.sharing.listening import Listener, Peer
-from weighlock.sharing.offer import Share
+from weighlock.sharing.offer import Offer, Ticketing
+from weighlock.sharing.offers import Offers
 from weighlock.sharing.routes import (
     Answer,
+    Route,
+    answer_confirmed,
     answer_data,
     answer_digests,
     answer_report,
@@ -26,7 +27,9 @@ from weighlock.sharing.routes import (
     find,
     gone,
 )
-from weighlock.sharing.share import Life, Tombstones
+from weighlock.sharing.share import Life, Outcome, Reason
+from weighlock.sharing.shared import Share
+from weighlock.sharing.tickets import MAC, check_name, is_genuine
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
@@ -42,7 +45,7 @@ _MISS_PAUSE_S = 0.02
 """Pause before an unknown id is denied: nobody guesses 128 bits, but nobody needs to try fast."""
 
 
-class Server:
+class Server(Lifetime):
     """Offers tensors to receivers that pull them.
 
     Args:
@@ -79,9 +82,9 @@ class Server:
         self._directory = directory
         self._tls = None if tls_cert is None else server_tls(tls_cert, tls_key, client_ca)
         check_address(host, public_url, is_open=insecure or self._tls is not None)
-        self._lock = threading.Lock()
-        self._shares: dict[bytes, Share] = {}
-        self._tombstones = Tombstones(self._limits.shares)
+        self._offers = Offers(self._limits)
+        self._key = secrets.token_bytes(32)
+        self._pid = os.getpid()
         self._listener = Listener(host, port, self._serve, self._limits)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
@@ -89,17 +92,9 @@ class Server:
         """What others call this server."""
 
     def __repr__(self) -> str:
-        return f"<Server {self.url} with {len(self._shares)} shares>"
+        return f"<Server {self.url} with {len(self._offers)} shares>"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.close()
 
     @property
@@ -110,8 +105,8 @@ class Server:
     def close(self, grace_s: float = 5.0) -> None:
         """Stop: replies on their way get so long to finish. Idempotent."""
         self._listener.close(grace_s)
-        for share in list(self._shares.values()):
-            share.revoke()
+        if os.getpid() == self._pid:  # a forked child has its own copy, and no say
+            self._offers.close()
 
     def share(
         self,
@@ -120,7 +115,10 @@ class Server:
         metadata: Mapping[str, str] | None = None,
         snapshot: bool = False,
         tied: Literal["copy", "alias"] = "alias",
+        receivers: Iterable[str] = (),
         expires_s: float | None = None,
+        idle_s: float | None = 600.0,
+        on_done: Callable[[Outcome], object] | None = None,
         cacheable: bool = False,
         share_id: str | None = None,
     ) -> Share:
@@ -133,29 +131,38 @@ class Server:
             snapshot: copy arrays while hashing; they may be written as soon as this returns.
             tied: offer tensors that are the same view once, with the other names in the metadata
                 (`"alias"`), or once for each name.
-            expires_s: how long it lasts; until it is revoked if not given.
+            receivers: names of those it is for: each has a ticket, `share.url_for(name)`, and the
+                share is over when each has landed, failed, aborted or been lost.
+            expires_s: how long it lasts at the most.
+            idle_s: a receiver not heard for so long is lost; a share without named receivers is
+                over so long after the last request. None: never.
+            on_done: called once with the outcome when it is over.
             cacheable: let caches in front of this server keep it.
             share_id: 32 hex digits that name it; random if not given.
 
         Raises:
             LayoutError, UnsupportedDType: they cannot lie in a safetensors file.
-            LimitExceeded: there are too many shares.
+            LimitExceeded: there are too many shares, or they keep too much in memory.
         """
+        self._check_process()
         share_id = share_id or secrets.token_hex(16)
         if find(f"/s/{share_id}/digests/0") is None:
             raise LocalProtocolError("share_id must be 32 lower-case hex digits")
+        life = Life(
+            time.monotonic, receivers=self._names(receivers), expires_s=expires_s, idle_s=idle_s
+        )
         limits = self._limits
-        limits.check("shares", len(self._shares) + 1, "shares of one server")
         file = lay_out(tensors, metadata, tied=tied, limits=limits)
         contents = Contents(file, directory=self._directory, limits=limits)
-        key = _key(share_id)
+        pinned = contents.pinned_bytes
+        self._offers.check_room(pinned)
         share = Share(
-            share_id,
-            f"{self.url}/s/{share_id}/model.safetensors",
+            Ticketing(self._key, share_id, f"{self.url}/s/{share_id}/model.safetensors"),
             contents,
-            Life(time.monotonic, expires_s),
+            life,
             cacheable=cacheable,
-            forget=lambda share: self._forget(key, share),
+            forget=lambda share: self._offers.forget(share_id, share),
+            on_done=on_done,
         )
         try:
             contents.gather_all()
@@ -163,37 +170,25 @@ class Server:
                 contents.copy_memory()
             if any(not isinstance(segment.ref, StoredRef) for segment in file.segments):
                 share.digests.hash_all()
+            self._offers.add(share_id, share, pinned)
         except BaseException:
             contents.close()
             raise
-        with self._lock:
-            if key in self._shares:
-                contents.close()
-                raise LocalProtocolError("a share of that id is there already")
-            self._shares[key] = share
         _log.info("sharing %d tensors, %d bytes", len(file.segments), file.size)
         return share
 
-    def _forget(self, key: bytes, share: Share) -> None:
-        with self._lock:
-            if self._shares.get(key) is share:
-                del self._shares[key]
-                if share.ended is not None:
-                    self._tombstones.put(key, share.ended)
+    def _names(self, names: Iterable[str]) -> tuple[str, ...]:
+        given = (names,) if isinstance(names, str) else tuple(names)
+        try:
+            return tuple(dict.fromkeys(check_name(name) for name in given))
+        except ValueError as error:
+            raise LocalProtocolError(str(error)) from error
 
-    def _find(self, share_id: str) -> "Share | Answer":
-        key = _key(share_id)
-        with self._lock:
-            share = self._shares.get(key)
-        if share is not None and share.ended == "expired":
-            share.end("expired")
-        if share is None or share.ended is not None:
-            with self._lock:
-                reason = self._tombstones.get(key)
-            if reason is None:
-                time.sleep(_MISS_PAUSE_S)
-            return gone(reason)
-        return share
+    def _check_process(self) -> None:
+        if os.getpid() != self._pid:
+            raise LocalProtocolError(
+                "this server belongs to the process that was forked; make one in this process"
+            )
 
     def _serve(self, peer: Peer) -> None:
         """One connection, from its first byte to its end."""
@@ -219,26 +214,51 @@ class Server:
         route = find(target)
         if route is None:
             return failure(404, error="not found"), None
-        share = self._find(route.share_id)
-        if isinstance(share, Answer):
-            return share, None
+        found = self._offers.find(route.share_id)
+        if not isinstance(found, Share):
+            return self._answer_late(method, route, found, headers, body), None
+        return self._answer_share(method, route, found, headers, body)
+
+    def _answer_late(
+        self,
+        method: str,
+        route: Route,
+        reason: "Offer | Reason | None",
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> Answer:
+        """The reply about a share that is over, or that never was."""
+        if not isinstance(reason, str):
+            time.sleep(_MISS_PAUSE_S)
+            return gone(None)
+        name = route.receiver
+        if (
+            method == "POST"
+            and name is not None
+            and is_genuine(self._key, route.share_id, name, headers.get(MAC))
+            and self._offers.was_confirmed(route.share_id, name)
+        ):
+            return answer_confirmed(body) or gone(reason)
+        return gone(reason)
+
+    def _answer_share(
+        self, method: str, route: Route, share: Share, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Answer, Share | None]:
         allowed = "POST" if route.receiver is not None else "GET, HEAD"
         if method not in allowed.split(", "):
             refusal = failure(405, error="method not allowed")
             return Answer(405, {**refusal.headers, "Allow": allowed}, refusal.body), None
         try:
-            if route.receiver is not None:
-                return answer_report(share, body), share
-            if route.page is not None:
-                return answer_digests(share, route.page, _HASH_WAIT_S), share
+            with share.request():
+                if route.receiver is not None:
+                    answer = answer_report(share, route.receiver, headers.get(MAC), body)
+                    self._offers.note()
+                    return answer, share
+                if route.page is not None:
+                    return answer_digests(share, route.page, _HASH_WAIT_S), share
         except SourceChanged:
             share.end("changed")
             return gone("changed"), None
         except (WeighlockError, MemoryError) as error:
             return failure(500, error="unreadable", cause=type(error).__name__), None
         return answer_data(share, headers), share
-
-
-def _key(share_id: str) -> bytes:
-    # Looked up by a hash of it, so that the time of a miss says nothing about ids that exist.
-    return blake3(share_id.encode()).digest()

@@ -1,32 +1,217 @@
-"""The life of a share. Knows clocks by argument, and reasons to end; not sockets, not tensors."""
+"""The life of a share and of each of its receivers. Pure: the clock is an argument.
 
-from collections import OrderedDict
-from collections.abc import Callable
+Knows what receivers say of themselves, silence, and reasons to end; not sockets, not tensors.
+
+A share with named receivers settles when each of them is final; one without, a while after the last
+request. Requests for data say nothing about a receiver: behind a cache one of them may have served
+four. Only what a receiver says counts, and only `landed` makes it LANDED.
+
+A receiver speaks in attempts. One that crashed and comes back begins a new attempt, which overtakes
+the old one: what the old one still says is late, except that it landed, which stays true.
+"""
+
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
 from typing import Literal, TypeAlias
 
-__all__ = ["Life", "Reason", "Tombstones"]
+__all__ = [
+    "FINAL",
+    "TRANSITIONS",
+    "Event",
+    "Life",
+    "Outcome",
+    "Reason",
+    "Receiver",
+    "State",
+    "Tombstones",
+]
 
 Reason: TypeAlias = Literal["revoked", "expired", "settled", "changed"]
+
+_KEPT_ATTEMPTS = 8
+_UNNAMED_RECEIVERS = 256
+"""Receivers without a name that are remembered, to be shown; they settle nothing."""
+
+
+class State(StrEnum):
+    """Where a receiver is."""
+
+    WAITING = "waiting"
+    STARTED = "started"
+    LANDED = "landed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    LOST = "lost"
+
+
+class Event(StrEnum):
+    """What a receiver says, or what its silence or the share's end says of it."""
+
+    STARTED = "started"
+    ALIVE = "alive"
+    LANDED = "landed"
+    FAILED = "failed"
+    ABORTED = "aborted"
+    SILENT = "silent"
+    OVER = "over"
+
+
+_W, _S, _L, _F, _A, _X = State
+
+FINAL = frozenset({_L, _F, _A, _X})
+"""A share settles when each of its named receivers is in one of these."""
+
+TRANSITIONS: Mapping[State, Mapping[Event, State]] = {
+    #      started   alive   landed   failed   aborted   silent   over
+    state: dict(zip(Event, row, strict=True))
+    for state, row in (
+        (_W, (_S, _S, _L, _F, _A, _W, _X)),
+        (_S, (_S, _S, _L, _F, _A, _X, _X)),
+        (_L, (_L, _L, _L, _L, _L, _L, _L)),
+        (_F, (_S, _S, _L, _F, _A, _F, _F)),
+        (_A, (_S, _S, _L, _F, _A, _A, _A)),
+        (_X, (_S, _S, _L, _F, _A, _X, _X)),
+    )
+}
+"""The whole life of a receiver. A report of an attempt that is over or overtaken is not looked up
+here, unless it says `landed`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Receiver:
+    """A receiver as its owner knows it."""
+
+    name: str
+    state: State = State.WAITING
+    bytes_here: int = 0
+    """Bytes it says it has verified."""
+    seconds: float = 0.0
+    """From its first word to its last one, or until now."""
+    cause: str | None = None
+    """What it says went wrong."""
+
+    @property
+    def rate(self) -> float:
+        """Bytes a second so far."""
+        return self.bytes_here / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """How a share ended, or how it stands, per receiver."""
+
+    reason: Reason | None
+    """Why it is over; None if it is not."""
+    receivers: Mapping[str, Receiver]
+
+    @property
+    def landed(self) -> tuple[str, ...]:
+        """Who has confirmed that the tensors were verified and put in their place."""
+        return self._in(State.LANDED)
+
+    @property
+    def missing(self) -> tuple[str, ...]:
+        """Everybody else."""
+        return tuple(name for name in self.receivers if name not in self.landed)
+
+    def __getitem__(self, name: str) -> State:
+        return self.receivers[name].state
+
+    def _in(self, state: State) -> tuple[str, ...]:
+        return tuple(name for name, found in self.receivers.items() if found.state is state)
+
+
+class _Record:
+    """What is remembered of one receiver."""
+
+    def __init__(self) -> None:
+        self.state = State.WAITING
+        self.attempt: str | None = None
+        self.stale: deque[str] = deque(maxlen=_KEPT_ATTEMPTS)
+        self.first_at: float | None = None
+        self.heard_at = 0.0
+        self.bytes_here = 0
+        self.cause: str | None = None
+
+    def take(self, event: Event, attempt: str, now: float, bytes_here: int, cause: str) -> None:
+        if event is not Event.LANDED and attempt in self.stale:
+            return
+        if self.state is State.LANDED:
+            return
+        if attempt != self.attempt:
+            if self.attempt is not None:
+                self.stale.append(self.attempt)
+            self.attempt = attempt
+            self.first_at = now
+            self.bytes_here = 0
+            self.cause = None
+        self.state = TRANSITIONS[self.state][event]
+        self.heard_at = now
+        # Reports overtake each other on the way.
+        self.bytes_here = max(self.bytes_here, bytes_here)
+        if event in (Event.FAILED, Event.ABORTED):
+            self.stale.append(attempt)
+            self.attempt = None
+            self.cause = cause or None
+
+    def pass_by(self, event: Event) -> None:
+        self.state = TRANSITIONS[self.state][event]
+
+    def shown(self, name: str, now: float) -> Receiver:
+        until = self.heard_at if self.state in FINAL else now
+        seconds = 0.0 if self.first_at is None else max(0.0, until - self.first_at)
+        return Receiver(name, self.state, self.bytes_here, seconds, self.cause)
 
 
 class Life:
     """Begins when it is made, ends once, and keeps the reason.
 
+    Reports and requests end it or keep it alive at once; `tick` is to be called now and then, and
+    sees what has *not* happened for too long.
+
     Args:
         clock: seconds on a clock that only moves forward.
-        expires_s: how long it lasts; None: until something else ends it.
+        receivers: names of those who are to receive it; with them it settles when each is final.
+        expires_s: how long it lasts at the most; None: until something else ends it.
+        idle_s: silence after which a receiver is LOST and, if there are no names, the share
+            settles; None: never.
     """
 
-    def __init__(self, clock: Callable[[], float], expires_s: float | None = None) -> None:
+    def __init__(
+        self,
+        clock: Callable[[], float],
+        *,
+        receivers: Iterable[str] = (),
+        expires_s: float | None = None,
+        idle_s: float | None = None,
+    ) -> None:
         self._clock = clock
-        self._ends_at = None if expires_s is None else clock() + expires_s
+        self._began_at = clock()
+        self._ends_at = None if expires_s is None else self._began_at + expires_s
+        self._idle_s = idle_s
+        self._named = {name: _Record() for name in receivers}
+        self._unnamed: OrderedDict[str, _Record] = OrderedDict()
+        self._last_at = self._began_at
+        self._requests = 0
         self._ended: Reason | None = None
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those who are to receive it."""
+        return tuple(self._named)
+
+    @property
+    def idle_s(self) -> float | None:
+        """How long a receiver may be silent."""
+        return self._idle_s
 
     @property
     def ended(self) -> Reason | None:
         """Why it is over; None while it lasts."""
         if self._ended is None and self._ends_at is not None and self._clock() >= self._ends_at:
-            self._ended = "expired"
+            self._finish("expired")
         return self._ended
 
     @property
@@ -36,27 +221,127 @@ class Life:
             return 0.0
         return None if self._ends_at is None else max(0.0, self._ends_at - self._clock())
 
+    @property
+    def outcome(self) -> Outcome:
+        """How it stands, and for good once it is over."""
+        reason, now = self.ended, self._clock()
+        return Outcome(reason, {name: each.shown(name, now) for name, each in self._named.items()})
+
+    @property
+    def unnamed(self) -> Mapping[str, Receiver]:
+        """Receivers that were not named beforehand, as far as they make themselves known."""
+        now = self._clock()
+        return {name: record.shown(name, now) for name, record in self._unnamed.items()}
+
     def end(self, reason: Reason) -> bool:
         """End it; returns False if it was over already, for whatever reason that was."""
         if self.ended is not None:
             return False
-        self._ended = reason
+        self._finish(reason)
         return True
+
+    def enter(self) -> None:
+        """A request begins; while it lasts nothing is idle."""
+        self._requests += 1
+        self._last_at = self._clock()
+
+    def leave(self) -> None:
+        """That request is over."""
+        self._requests -= 1
+        self._last_at = self._clock()
+
+    def report(
+        self, name: str, event: Event, attempt: str, bytes_here: int = 0, cause: str = ""
+    ) -> None:
+        """A receiver says something; repeats, and what comes late, change nothing."""
+        if self.ended is not None:
+            return
+        record = self._named.get(name) or self._unnamed_record(name)
+        if record is None:
+            return
+        record.take(event, attempt, self._clock(), bytes_here, cause)
+        self._last_at = self._clock()
+        self._settle()
+
+    def tick(self) -> float | None:
+        """Look what has not happened for too long.
+
+        Returns:
+            Seconds until it is worth looking again; None: nothing is awaited.
+        """
+        if self.ended is not None:
+            return None
+        now, due = self._clock(), []
+        if self._idle_s is not None:
+            for record in self._everybody():
+                if record.state is State.STARTED:
+                    if now >= record.heard_at + self._idle_s:
+                        record.pass_by(Event.SILENT)
+                    else:
+                        due.append(record.heard_at + self._idle_s)
+            self._settle()
+            if not self._named and not self._requests:
+                if now >= self._last_at + self._idle_s:
+                    self._finish("settled")
+                else:
+                    due.append(self._last_at + self._idle_s)
+        if self._ended is not None:
+            return None
+        if self._ends_at is not None:
+            due.append(self._ends_at)
+        return max(0.0, min(due) - now) if due else None
+
+    def forgive(self, seconds: float) -> None:
+        """For so long this side was stopped and could not listen: that was not others' silence."""
+        self._last_at += seconds
+        for record in self._everybody():
+            record.heard_at += seconds
+
+    def _finish(self, reason: Reason) -> None:
+        self._ended = reason
+        for record in self._everybody():
+            record.pass_by(Event.OVER)
+
+    def _settle(self) -> None:
+        if self._named and all(each.state in FINAL for each in self._named.values()):
+            self._finish("settled")
+
+    def _everybody(self) -> "list[_Record]":
+        return [*self._named.values(), *self._unnamed.values()]
+
+    def _unnamed_record(self, name: str) -> _Record | None:
+        if self._named:
+            return None
+        record = self._unnamed.get(name)
+        if record is None:
+            while len(self._unnamed) >= _UNNAMED_RECEIVERS:
+                self._unnamed.popitem(last=False)
+            record = self._unnamed[name] = _Record()
+        return record
 
 
 class Tombstones:
-    """Why shares ended that are gone: so many, the oldest are forgotten first."""
+    """How shares ended that are gone: so many, the oldest are forgotten first."""
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._reasons: OrderedDict[bytes, Reason] = OrderedDict()
+        self._graves: OrderedDict[bytes, tuple[Reason, tuple[str, ...]]] = OrderedDict()
 
-    def put(self, key: bytes, reason: Reason) -> None:
-        """Remember one."""
-        self._reasons[key] = reason
-        while len(self._reasons) > self._most:
-            self._reasons.popitem(last=False)
+    def __len__(self) -> int:
+        return len(self._graves)
+
+    def put(self, key: bytes, reason: Reason, landed: tuple[str, ...] = ()) -> None:
+        """Remember one, and whose landing was confirmed."""
+        self._graves[key] = reason, landed
+        while len(self._graves) > self._most:
+            self._graves.popitem(last=False)
 
     def get(self, key: bytes) -> Reason | None:
         """The reason, if there was such a share and it is not forgotten."""
-        return self._reasons.get(key)
+        found = self._graves.get(key)
+        return None if found is None else found[0]
+
+    def landed(self, key: bytes, name: str) -> bool:
+        """Whether that receiver's landing was confirmed: it may ask again, its reply was lost."""
+        found = self._graves.get(key)
+        return found is not None and name in found[1]

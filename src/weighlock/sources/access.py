@@ -15,6 +15,7 @@ from weighlock.errors import SourceError
 __all__ = ["Access", "Address", "Credential", "shown"]
 
 _ID = re.compile("[0-9a-f]{32}")
+_HOLDER = re.compile(r"r=([A-Za-z0-9][A-Za-z0-9._-]{0,63})\.([0-9a-f]{32})")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -70,6 +71,12 @@ class Address:
     def url(self) -> str:
         """The whole URL, without its fragment."""
         return self.origin + self.target
+
+    @property
+    def holder(self) -> tuple[str, str] | None:
+        """The name on a ticket and what proves it; None if it is nobody's in particular."""
+        found = _HOLDER.fullmatch(self.fragment)
+        return None if found is None else (found[1], found[2])
 
     def beside(self, name: str) -> "Address":
         """The address of another resource, as a link on this one names it.

@@ -93,7 +93,7 @@ class Remote:
         self.label = shown(url)
         self.verify = verify
         self.limits = limits or Limits()
-        self._access = access or Access()
+        self.access = access or Access()
         self._lock = threading.Lock()
         self._digest_lock = threading.Lock()
         self._pid = os.getpid()
@@ -284,7 +284,7 @@ class Remote:
         if connection is not None and connection.origin != address.origin:
             connection.close()
             connection = None
-        connection = connection or Connection(address, self._access, self.limits)
+        connection = connection or Connection(address, self.access, self.limits)
         self._leased.add(connection)
         try:
             self.abort.check()  # after it can be shut: whoever says stop now is heard
@@ -314,7 +314,7 @@ class Remote:
         """Ask for the first block: it tells what is there, and most often holds the header."""
         address = self.address
         for _ in range(self.limits.redirects + 1):
-            connection = Connection(address, self._access, self.limits)
+            connection = Connection(address, self.access, self.limits)
             self._leased.add(connection)
             try:
                 self.abort.check()

@@ -7,10 +7,11 @@ import fnmatch
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType, TracebackType
-from typing import TYPE_CHECKING, Any, Self
+from types import MappingProxyType
+from typing import TYPE_CHECKING, Any
 
 from weighlock.errors import LayoutError
+from weighlock.lifetimes import Lifetime
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import load_together
 
@@ -42,7 +43,7 @@ class Beside:
     check: Callable[[Callable[[int], None]], None] | None = None
 
 
-class Catalog(Mapping[str, TensorRef]):
+class Catalog(Lifetime, Mapping[str, TensorRef]):
     """Names and their tensors, none of them read yet. Immutable and ordered.
 
     Args:
@@ -69,6 +70,13 @@ class Catalog(Mapping[str, TensorRef]):
         self._shards = shards
         self._beside = beside or Beside()
 
+    def _take_over(self, other: "Catalog") -> None:
+        """Be the other one from now on, with what there is to close."""
+        Catalog.__init__(
+            self, other._refs, other._metadata, other._close, other._shards, other._beside
+        )
+        other._close = None
+
     def __getitem__(self, name: str) -> TensorRef:
         return self._refs[name]
 
@@ -88,15 +96,7 @@ class Catalog(Mapping[str, TensorRef]):
         metadata = dict(self._metadata)
         return Catalog, (self._refs, metadata, self._close, self._shards, self._beside)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.close()
 
     def close(self) -> None:

@@ -9,7 +9,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
 import numpy as np
@@ -92,13 +92,14 @@ class Contents:
         return self.file.size
 
     def close(self) -> None:
-        """Let go of what was gathered. Idempotent."""
+        """Let go of the tensors and of what was gathered. Idempotent."""
         with self._gathering:
             self._closed = True
             if self._scratch is not None:
                 self._scratch.close()
             self._kept.clear()
             self._copied.clear()
+            self.file = replace(self.file, segments=())  # and of the tensors
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from that offset of the virtual file."""
@@ -112,7 +113,13 @@ class Contents:
                 done += len(piece)
 
     def pieces(self, span: Span) -> Iterator[Piece]:
-        """A range of the virtual file, in order. A piece is valid until the next is asked for."""
+        """A range of the virtual file, in order. A piece is valid until the next is asked for.
+
+        Raises:
+            SourceError: a tensor cannot be read, or this was closed.
+        """
+        if self._closed:
+            raise SourceError("its share is over")
         buffer: memoryview | None = None
         used = 0
         window = _Window()
@@ -148,6 +155,12 @@ class Contents:
             if not isinstance(ref, StoredRef) and ref.memory() is None:
                 with self._gathering:
                     self._lay_down(segment.span.offset, ref)
+
+    @property
+    def pinned_bytes(self) -> int:
+        """Bytes of tensors that stay in memory because of this."""
+        memories = (segment.ref.memory() for segment in self.file.segments)
+        return sum(len(memory) for memory in memories if memory is not None)
 
     def copy_memory(self) -> None:
         """Copy now what lies in memory: afterwards it may be changed."""

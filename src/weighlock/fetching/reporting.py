@@ -1,0 +1,152 @@
+"""Telling an owner how far a fetch is, while it runs and when it ends. Knows words, not bytes.
+
+A named receiver is awaited: its first word comes before the first byte, and its last one is
+repeated until it is confirmed or patience ends. Whoever has no name tells only so that people can
+look: after a while, and at the end.
+"""
+
+import threading
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import closing
+
+from weighlock.errors import (
+    Aborted,
+    PeerLost,
+    ProtocolError,
+    Refused,
+    ShareGone,
+    SourceError,
+    TransferError,
+    TransferTimeout,
+    WeighlockError,
+)
+from weighlock.lifetimes import Lifetime
+from weighlock.sources.http import HttpSource
+from weighlock.sources.receipt import Receipt
+from weighlock.tensors.stored import StoredRef
+
+__all__ = ["UNCONFIRMED", "Reporting", "done"]
+
+UNCONFIRMED = "unconfirmed: everything landed here, but its owner could not be told"
+
+_BRIEFLY_S = 0.4
+"""Time for the last word of a fetch that has failed: somebody waits for it to end."""
+
+_OFTEN_S = 2.0
+"""A word now and then even if nobody needs it: people look at how far it is."""
+
+
+class Reporting(Lifetime):
+    """The words of one fetch.
+
+    Args:
+        source: the share; anything else is told nothing.
+        name: who receives it, if its URL does not say so.
+        tell: called with bytes here and bytes in all, as they come.
+
+    Raises:
+        Refused: the ticket is another receiver's.
+        ShareGone: the share is over.
+    """
+
+    def __init__(
+        self,
+        source: HttpSource,
+        name: str | None = None,
+        tell: Callable[[int, int], None] | None = None,
+    ) -> None:
+        self._tell = tell
+        self._bytes = 0
+        self._over = threading.Event()
+        self._remote = source.remote
+        self.unconfirmed = False
+        """It landed, and its owner waits for it, and could not be told."""
+        self._alive_s: float | None = None
+        self._receipt: Receipt | None = None
+        self._thread: threading.Thread | None = None
+        if not source.remote.resource.is_share:
+            return
+        self._receipt = receipt = Receipt(source.remote, name)
+        if receipt.is_named:
+            self._begin(receipt)
+        self._thread = threading.Thread(
+            target=self._keep_telling, args=(receipt,), name="weighlock-report", daemon=True
+        )
+        self._thread.start()
+
+    def told(self, done_bytes: int, total_bytes: int) -> None:
+        """So many bytes are here."""
+        self._bytes = done_bytes
+        if self._tell is not None:
+            self._tell(done_bytes, total_bytes)
+
+    def _begin(self, receipt: Receipt) -> None:
+        try:
+            self._alive_s = receipt.say("started").alive_s
+        except (Refused, ShareGone, SourceError):
+            receipt.close()
+            raise
+        except (TransferError, ProtocolError):
+            pass  # what stands in between may let only data through
+
+    def _keep_telling(self, receipt: Receipt) -> None:
+        while not self._over.wait(min(_OFTEN_S, self._alive_s or _OFTEN_S)):
+            self._alive_s = receipt.try_to_say("alive", self._bytes).alive_s
+
+    def _leave(self, error: BaseException | None) -> None:
+        self._over.set()
+        if self._receipt is None or self._thread is None:
+            return
+        if error is not None:
+            self._thread.join(_BRIEFLY_S)
+            self._receipt.shut()
+        self._thread.join()
+        with closing(self._receipt) as receipt:
+            if error is None:
+                self._landed(receipt)
+            elif isinstance(error, (Aborted, GeneratorExit)):
+                receipt.try_to_say("aborted", self._bytes, within_s=_BRIEFLY_S)
+            elif isinstance(error, Exception) and not _may_come_back(error):
+                receipt.try_to_say("failed", self._bytes, type(error).__name__, _BRIEFLY_S)
+
+    def _landed(self, receipt: Receipt) -> None:
+        if not receipt.is_named:
+            receipt.try_to_say("landed", self._bytes)
+            return
+        try:
+            said = self._remote.persist(lambda: receipt.say("landed", self._bytes))
+        except WeighlockError:  # an abort as well: it is here, whoever knows
+            self.unconfirmed = True
+        else:
+            self.unconfirmed = not said.confirmed
+
+
+def _may_come_back(error: Exception) -> bool:
+    """What came is kept for the next attempt under the same name: nothing is over yet."""
+    return isinstance(error, (PeerLost, TransferTimeout))
+
+
+def done(obj: object) -> None:
+    """Tell the owners of refs that were used lazily that this receiver has what it needs.
+
+    Walks dicts, lists, tuples and catalogs. Refs of nobody in particular say nothing.
+
+    Raises:
+        TransferError: an owner that waits for this receiver could not be told.
+    """
+    sources = {source for source in _sources(obj) if source.remote.address.holder is not None}
+    for source in sources:
+        with closing(Receipt(source.remote)) as receipt:
+            source.remote.persist(lambda receipt=receipt: receipt.say("landed"))  # type: ignore[misc]
+
+
+def _sources(obj: object) -> Iterable[HttpSource]:
+    pending, seen = [obj], set[int]()
+    while pending:
+        found = pending.pop()
+        if isinstance(found, StoredRef):
+            if isinstance(found.source, HttpSource):
+                yield found.source
+        elif isinstance(found, (Mapping, list, tuple, set, frozenset)) and id(found) not in seen:
+            seen.add(id(found))
+            pending.extend(found.values() if isinstance(found, Mapping) else found)

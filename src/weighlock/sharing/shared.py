@@ -1,0 +1,111 @@
+"""A share: a virtual file with its digests, offered under a URL. Knows no socket.
+
+What it offers is immutable, and that is enforced: arrays are hashed before anybody can ask for
+them, files are watched by their fingerprint, and a change ends the share for everybody.
+"""
+
+import threading
+from collections.abc import Callable, Iterator, Mapping
+
+import numpy as np
+from blake3 import blake3
+
+from weighlock.errors import SourceChanged
+from weighlock.sharing.offer import Offer, Ticketing
+from weighlock.sharing.share import Life, Outcome, Receiver
+from weighlock.sources.access import shown
+from weighlock.sources.grid import RANGE_BYTES
+from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.spec import Span
+from weighlock.transfer.contents import Contents, Piece
+from weighlock.transfer.digests import Digests
+
+__all__ = ["Share"]
+
+_MOST_FAILURES = 64
+_TRIED_BYTES = 1024 * 1024
+
+
+class Share(Offer):
+    """An owner's offer of tensors.
+
+    Made by `Server.share`. As a context manager it is revoked at the end.
+    """
+
+    def __init__(
+        self,
+        ticketing: Ticketing,
+        contents: Contents,
+        life: Life,
+        *,
+        cacheable: bool,
+        forget: Callable[[Offer], None],
+        on_done: Callable[[Outcome], object] | None = None,
+    ) -> None:
+        super().__init__(ticketing, life, forget=forget, on_done=on_done)
+        self.cacheable = cacheable
+        self.contents = contents
+        self.digests = Digests(contents)
+        self.etag = f'"{blake3(ticketing.offer_id.encode()).hexdigest(16)}"'
+        self._lock = threading.Lock()
+        self._failures: set[int] = set()
+
+    def __repr__(self) -> str:
+        return f"<Share {shown(self.url)} of {self.size:,} bytes, {self.ended or 'live'}>"
+
+    @property
+    def size(self) -> int:
+        """Bytes of the file it offers."""
+        return self.contents.size
+
+    @property
+    def receivers(self) -> Mapping[str, Receiver]:
+        """Who receives it, how far they are: those it is for, or those who came."""
+        with self._changed:
+            return self._taking_part()
+
+    def let_go(self) -> None:
+        """Release the tensors."""
+        self.contents.close()
+
+    def pieces(self, span: Span) -> Iterator[Piece]:
+        """The bytes of a span.
+
+        Raises:
+            SourceError: a tensor cannot be read. `SourceChanged` ends the share.
+        """
+        try:
+            yield from self.contents.pieces(span)
+        except SourceChanged:
+            self.end("changed")
+            raise
+
+    def check_block(self, block: int) -> None:
+        """A receiver says that a block never matches: look whether it was changed here."""
+        try:
+            matches = self.digests.still_matches(block)
+        except SourceChanged:
+            matches = False
+        if not matches:
+            self.end("changed")
+
+    def note_failure(self, offset: int) -> None:
+        """Remember that a range broke off here: the next time it is tried before it is promised."""
+        with self._lock:
+            if len(self._failures) < _MOST_FAILURES:
+                self._failures.add(offset)
+
+    def try_again(self, span: Span) -> None:
+        """Read a range that broke off the last time, so that what fails is said and not cut off.
+
+        Raises:
+            Whatever reading raises.
+        """
+        with self._lock:
+            if span.offset not in self._failures:
+                return
+            self._failures.discard(span.offset)
+        buffer = byte_view(empty((_TRIED_BYTES,), np.dtype(np.uint8)))
+        end = min(span.end, span.offset + RANGE_BYTES)
+        for start in range(span.offset, end, _TRIED_BYTES):
+            self.contents.read_into(start, buffer[: min(_TRIED_BYTES, end - start)])
