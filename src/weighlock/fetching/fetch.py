@@ -23,7 +23,8 @@ from weighlock.errors import (
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
 from weighlock.fetching.filling import Received, into_arrays, into_new_memory
 from weighlock.fetching.journal import Journal
-from weighlock.fetching.pulling import Progress, Puller
+from weighlock.fetching.moving import Progress
+from weighlock.fetching.pulling import Puller
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
 from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import is_index, noted, open_url

@@ -17,9 +17,9 @@ from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
 from weighlock.limits import Limits
 from weighlock.sharing.listening import Peer
 from weighlock.sharing.routes import Answer, failure, gone
-from weighlock.sharing.sending import Sender, wait_readable
 from weighlock.sharing.shared import Share
 from weighlock.transfer.contents import FilePart
+from weighlock.transfer.sending import Sender, wait_readable
 
 __all__ = ["Answers", "Conversation"]
 

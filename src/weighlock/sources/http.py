@@ -114,7 +114,7 @@ class HttpSource:
         place = _Window(span, buffer, self.size)
         blocks = blocks_of(span)
         self._take_kept(place, blocks)
-        retrying = self.remote.retrying()
+        retrying = self.remote.connections.retrying()
 
         def attempt() -> None:
             missing = [block for block in blocks if block not in place.done]
@@ -151,7 +151,7 @@ class HttpSource:
                 f"{self.label}: its server does not answer ranges, so parts of it cannot be read; "
                 "fetch it to a file first"
             )
-        retrying = self.remote.retrying()
+        retrying = self.remote.connections.retrying()
         for start in range(span.offset, span.end, RANGE_BYTES):
             part = Span(start, min(RANGE_BYTES, span.end - start))
             view = buffer[start - span.offset :][: part.length]

@@ -6,10 +6,9 @@ connections work at once, and on what, is the caller's.
 
 import contextlib
 import os
-import random
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
 from http.client import HTTPResponse
 from typing import Protocol, TypeVar
 
@@ -23,12 +22,11 @@ from weighlock.errors import (
     Refused,
     RemoteProtocolError,
     SourceChanged,
-    SourceError,
     TransferError,
-    WeighlockError,
 )
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.connections import Connections
 from weighlock.sources.grid import (
     BLOCK_BYTES,
     BLOCKS_PER_PAGE,
@@ -92,24 +90,28 @@ class Remote:
         self.address = Address.of(url)
         self.label = shown(url)
         self.verify = verify
-        self.limits = limits or Limits()
-        self.access = access or Access()
-        self._lock = threading.Lock()
+        self.connections = Connections(self.label, access, limits, abort)
+        """What it is asked over."""
         self._digest_lock = threading.Lock()
         self._pid = os.getpid()
-        self._idle: list[Connection] = []
-        self._leased: set[Connection] = set()
         self._pages: dict[int, bytes] = {}
-        self._closed = False
         self.first = b""
         """The start of the file, which came with the first reply; not verified."""
-        self.abort = abort or Abort()
-        self._forget = self.abort.on_set(self.shut)
         try:
             self.resource = resource or self.persist(self._probe)
         except BaseException:
-            self._forget()
+            self.connections.close()
             raise
+
+    @property
+    def limits(self) -> Limits:
+        """Timeouts, patience, redirects."""
+        return self.connections.limits
+
+    @property
+    def abort(self) -> Abort:
+        """Ends whatever waits for a reply."""
+        return self.connections.abort
 
     @property
     def size(self) -> int:
@@ -119,7 +121,7 @@ class Remote:
     @property
     def is_closed(self) -> bool:
         """Whether it was closed."""
-        return self._closed
+        return self.connections.is_closed
 
     @property
     def verifies(self) -> bool:
@@ -128,25 +130,11 @@ class Remote:
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
-        self._forget()
-        with self._guard():
-            self._closed = True
-            idle, self._idle = self._idle, []
-        for connection in idle:
-            connection.close()
+        self.connections.close()
 
-    def shut(self) -> None:
-        """Wake every thread that waits for a reply; it will see a lost peer."""
-        for connection in list(self._leased):
-            connection.shut()
-
-    def __del__(self) -> None:
-        for connection in getattr(self, "_idle", ()):
-            connection.close()
-
-    def retrying(self) -> Retrying:
-        """A new measure of patience."""
-        return Retrying(self.limits.patience_s, time.monotonic, random.random)
+    def lease(self) -> AbstractContextManager[Connection]:
+        """A connection for one thread; kept for the next if nothing goes wrong."""
+        return self.connections.lease(self.resource.address)
 
     def persist(
         self,
@@ -155,20 +143,11 @@ class Remote:
         sleep: Callable[[float], object] | None = None,
     ) -> T:
         """Try until it works, another try cannot help, or patience is at its end."""
-        retrying = retrying or self.retrying()
-        sleep = sleep or self.abort.wait
-        while True:
-            self.abort.check()
-            try:
-                return attempt()
-            except WeighlockError as error:
-                self.abort.check()  # a connection shut from outside looks like a lost peer
-                try:
-                    pause = retrying.pause_after(error)
-                except ChunkCorrupt as corrupt:
-                    self.report_mismatch(corrupt.chunk)
-                    raise
-            sleep(pause)
+        try:
+            return self.connections.persist(attempt, retrying, sleep)
+        except ChunkCorrupt as corrupt:
+            self.report_mismatch(corrupt.chunk)
+            raise
 
     def receive(self, connection: Connection, blocks: range, place: BlockPlace) -> None:
         """Ask for neighbouring blocks in one request, and land each that matches its digest.
@@ -235,11 +214,17 @@ class Remote:
         page = block // BLOCKS_PER_PAGE
         found = self._pages.get(page)
         if found is None:
-            with self._digest_lock:
+            with self._guard():
                 found = self._pages.get(page) or self._fetch_page(page)
                 self._pages[page] = found
         first = block % BLOCKS_PER_PAGE * DIGEST_BYTES
         return found[first : first + DIGEST_BYTES]
+
+    def _guard(self) -> threading.Lock:
+        pid = os.getpid()
+        if pid != self._pid:  # a fork: the lock may be held by a thread that does not exist here
+            self._digest_lock, self._pid = threading.Lock(), pid
+        return self._digest_lock
 
     def _fetch_page(self, page: int) -> bytes:
         wanted = DIGEST_BYTES * len(page_blocks(page, self.size))
@@ -272,59 +257,15 @@ class Remote:
                 raise_for_status(reply, connection, self.label)
             connection.read_small(reply)
 
-    @contextlib.contextmanager
-    def lease(self) -> Iterator[Connection]:
-        """A connection for one thread; kept for the next if nothing goes wrong."""
-        with self._guard():
-            if self._closed:
-                raise SourceError(f"{self.label}: used after it was closed")
-            resource = getattr(self, "resource", None)
-            address = self.address if resource is None else resource.address
-            connection = self._idle.pop() if self._idle else None
-        if connection is not None and connection.origin != address.origin:
-            connection.close()
-            connection = None
-        connection = connection or Connection(address, self.access, self.limits)
-        self._leased.add(connection)
-        try:
-            self.abort.check()  # after it can be shut: whoever says stop now is heard
-            yield connection
-        except BaseException:
-            connection.close()
-            raise
-        finally:
-            self._leased.discard(connection)
-        with self._guard():
-            if not self._closed:
-                self._idle.append(connection)
-                return
-        connection.close()
-
-    def _guard(self) -> threading.Lock:
-        pid = os.getpid()
-        if pid != self._pid:
-            # A fork: connections are the parent's conversations, and locks may be held by threads
-            # that do not exist here.
-            self._lock, self._digest_lock = threading.Lock(), threading.Lock()
-            self._idle = []
-            self._pid = pid
-        return self._lock
-
     def _probe(self) -> Resource:
         """Ask for the first block: it tells what is there, and most often holds the header."""
         address = self.address
         for _ in range(self.limits.redirects + 1):
-            connection = Connection(address, self.access, self.limits)
-            self._leased.add(connection)
-            try:
-                self.abort.check()
+            with self.connections.lease(address, is_kept=False) as connection:
                 reply = connection.request("GET", address, {"Range": f"bytes=0-{BLOCK_BYTES - 1}"})
                 if reply.status not in _REDIRECTS:
                     return self._first_reply(connection, reply, address)
                 target = address.beside(reply.getheader("Location", ""))
-            finally:
-                self._leased.discard(connection)
-                connection.close()
             if address.scheme == "https" and target.scheme != "https":
                 raise Refused(f"{self.label}: redirects from https to http, which is not followed")
             address = target

@@ -55,7 +55,7 @@ class Receipt:
 
     def __init__(self, remote: Remote, name: str | None = None) -> None:
         self._label = remote.label
-        self._access = remote.access
+        self._access = remote.connections.access
         self._limits = remote.limits
         holder = remote.address.holder
         self.is_named = holder is not None

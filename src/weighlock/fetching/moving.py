@@ -1,0 +1,161 @@
+"""Runs of blocks over several connections, in either direction: one plan, one patience.
+
+Knows threads and when all is lost: the first failure that cannot be mended ends the work of all.
+What moving a run means is the caller's.
+"""
+
+import threading
+import time
+from collections.abc import Callable
+from functools import partial
+from typing import TypeAlias
+
+from weighlock.errors import Aborted, RemoteProtocolError, WeighlockError
+from weighlock.fetching.plan import Plan
+from weighlock.sources.connections import Connections
+from weighlock.sources.grid import block_span
+from weighlock.transfer.rate import Rate
+
+__all__ = ["Move", "Moving", "Progress"]
+
+Move: TypeAlias = Callable[[range], None]
+"""Moves neighbouring blocks, and says of each when it has."""
+
+
+class Progress:
+    """Bytes that are in place, told to whoever wants to know. From any thread.
+
+    Args:
+        total_bytes: what there is in all.
+        tell: called with bytes in place and bytes in all.
+    """
+
+    def __init__(self, total_bytes: int, tell: Callable[[int, int], None] | None) -> None:
+        self._total = total_bytes
+        self._tell = tell
+        self._done = 0
+        self._lock = threading.Lock()
+
+    def add(self, count: int) -> None:
+        """So many more are in place."""
+        with self._lock:
+            self._done += count
+            if self._tell is not None:
+                self._tell(self._done, self._total)
+
+
+class Moving:
+    """The work on one plan.
+
+    Args:
+        connections: what it goes over.
+        plan: which blocks.
+        size: bytes of the file they are of.
+        progress: is told of every block.
+        rate: a bound on the bytes a second.
+        persist: tries a step again while that makes sense.
+    """
+
+    def __init__(
+        self,
+        connections: Connections,
+        plan: Plan,
+        size: int,
+        progress: Progress,
+        rate: Rate | None = None,
+        persist: Callable[..., None] | None = None,
+    ) -> None:
+        self._connections = connections
+        self._plan = plan
+        self._size = size
+        self._progress = progress
+        self._abort = connections.abort
+        self._rate = rate
+        self._persist = persist or connections.persist
+        self._retrying = connections.retrying()
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._failures: list[BaseException] = []
+
+    def run(self, threads: int, mover: Callable[["Moving"], Move]) -> None:
+        """Move every block of the plan.
+
+        Args:
+            threads: how many work at once.
+            mover: called in each thread for what moves its runs.
+
+        Raises:
+            Aborted: somebody said stop.
+            TransferError, SourceError: the first thing that could not be mended by trying again.
+        """
+        others = [
+            threading.Thread(target=self._work, args=(mover,), name="weighlock-move", daemon=True)
+            for _ in range(threads - 1)
+        ]
+        for thread in others:
+            thread.start()
+        self._work(mover)
+        for thread in others:
+            try:
+                thread.join()
+            except BaseException as error:  # Ctrl-C: nobody may go on with it afterwards
+                self._fail(error)
+                thread.join()
+        if self._failures:
+            self._abort.check()
+            raise self._failures[0]
+        if not self._plan.is_complete:
+            raise RemoteProtocolError(f"{self._connections.label}: not every block was moved")
+        self._abort.check()
+
+    def _work(self, mover: Callable[["Moving"], Move]) -> None:
+        try:
+            move = mover(self)
+            while not self._over.is_set():
+                with self._lock:
+                    run = self._plan.take()
+                if run is None:
+                    return
+                self._persist(partial(self._attempt, run, move), self._retrying, self._pause)
+        except BaseException as error:
+            self._fail(error)
+
+    def _attempt(self, run: range, move: Move) -> None:
+        for missing in self._plan.missing_of(run):
+            self._check()
+            try:
+                move(missing)
+            except WeighlockError:
+                self._check()  # a connection shut from outside looks like a lost peer
+                raise
+
+    def _check(self) -> None:
+        self._abort.check()
+        if self._over.is_set():
+            raise Aborted("another connection of this transfer failed")
+
+    def _pause(self, seconds: float) -> None:
+        until = time.monotonic() + seconds
+        while not self._over.is_set() and (left := until - time.monotonic()) > 0:
+            if self._abort.wait(min(left, 0.1)):
+                break
+
+    def _fail(self, error: BaseException) -> None:
+        with self._lock:
+            self._failures.append(error)
+        self._over.set()
+        self._connections.shut()
+
+    def moved(self, block: int) -> None:
+        """Count a block that is in its place."""
+        with self._lock:
+            is_new = self._plan.landed(block)
+        self._retrying.progressed()
+        count = block_span(block, self._size).length
+        if is_new:
+            self._progress.add(count)
+        if self._rate is not None:
+            with self._lock:
+                pause = self._rate.pause_for(count)
+            self._pause(pause)
+        self._check()
