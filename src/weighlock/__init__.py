@@ -11,6 +11,7 @@ if TYPE_CHECKING:
     from weighlock.abort import Abort
     from weighlock.errors import WeighlockError
     from weighlock.fetching.fetch import fetch
+    from weighlock.fetching.push import Pushed, push
     from weighlock.fetching.reporting import done
     from weighlock.fetching.stream import stream
     from weighlock.formats.detect import open_catalog as open
@@ -33,6 +34,7 @@ __all__ = [
     "DType",
     "Limits",
     "Outcome",
+    "Pushed",
     "Server",
     "State",
     "TensorRef",
@@ -42,6 +44,7 @@ __all__ = [
     "done",
     "fetch",
     "open",
+    "push",
     "save",
     "stream",
 ]
@@ -57,6 +60,7 @@ _HOMES = {
     "DType": "weighlock.tensors.dtypes",
     "Limits": "weighlock.limits",
     "Outcome": "weighlock.sharing.share",
+    "Pushed": "weighlock.fetching.push",
     "Server": "weighlock.sharing.server",
     "State": "weighlock.sharing.share",
     "TensorRef": "weighlock.tensors.ref",
@@ -66,6 +70,7 @@ _HOMES = {
     "done": "weighlock.fetching.reporting",
     "fetch": "weighlock.fetching.fetch",
     "open": "weighlock.formats.detect",
+    "push": "weighlock.fetching.push",
     "save": "weighlock.formats.save",
     "stream": "weighlock.fetching.stream",
 }

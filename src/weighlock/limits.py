@@ -68,6 +68,12 @@ class Limits:
     shares: int = 10_000
     """Shares and inboxes of one server at once."""
 
+    announced_bytes: int = 16 * 1024 * 1024
+    """Longest header a sender may announce to an inbox: that of 150,000 tensors."""
+
+    arrivals: int = 256
+    """Files on their way to one inbox at once."""
+
     tombstones: int = 100_000
     """Shares that are over and of which a server still knows how they ended."""
 

@@ -19,7 +19,7 @@ from weighlock.errors import WeighlockError
 
 __all__ = ["main"]
 
-_VERBS = ("ls", "info", "convert", "verify", "diff", "scan", "serve", "pull", "demo")
+_VERBS = ("ls", "info", "convert", "verify", "diff", "scan", "serve", "pull", "push", "demo")
 
 
 class _Verbs(click.Group):
@@ -38,7 +38,7 @@ class _Verbs(click.Group):
 @click.group(cls=_Verbs, context_settings={"help_option_names": ["-h", "--help"]})
 @click.version_option(__version__, prog_name="weighlock")
 def _weighlock() -> None:
-    """Look into model weights, check, convert, serve and pull them, holding a few megabytes."""
+    """Look into model weights, check, convert and move them, holding a few megabytes."""
 
 
 def main() -> NoReturn:

@@ -6,10 +6,11 @@ from collections.abc import Sequence
 import click
 
 import weighlock
+from weighlock.cli.credentials import credential_options, credentials
 from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
 from weighlock.cli.text import escaped, size
-from weighlock.errors import DiskError, SourceError, WeighlockError
-from weighlock.sources.access import Access, Address, Credential, shown
+from weighlock.errors import DiskError, WeighlockError
+from weighlock.sources.access import Access, Address, shown
 
 __all__ = ["command"]
 
@@ -23,14 +24,10 @@ __all__ = ["command"]
 )
 @click.option("--connections", default=4, show_default=True, help="Requests under way at once.")
 @click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
-@click.option("--header", "headers", multiple=True, metavar="'NAME: TEXT'", help="Send a header.")
-@click.option("--header-file", type=click.Path(), help="Send the headers in a file, one a line.")
-@click.option("--ca", type=click.Path(), help="Certificates to trust instead of the system's.")
-@click.option("--cert", type=click.Path(), help="Certificate to show a server that asks for one.")
-@click.option("--key", type=click.Path(), help="Its key, if it is not in the same file.")
 @click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
 @click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@credential_options
 @json_option
 def command(
     url: str,
@@ -39,14 +36,14 @@ def command(
     base: str | None,
     connections: int,
     limit_rate: int | None,
+    no_verify: bool,
+    force: bool,
+    no_sync: bool,
     headers: Sequence[str],
     header_file: str | None,
     ca: str | None,
     cert: str | None,
     key: str | None,
-    no_verify: bool,
-    force: bool,
-    no_sync: bool,
     as_json: bool,
 ) -> None:
     """Pull the weights at URL into the file DEST.
@@ -64,7 +61,7 @@ def command(
         if not force:
             raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")
         base = base or _if_weights(target)
-    credential = Credential(_headers(headers, header_file), ca, cert, key)
+    credential = credentials(headers, header_file, ca, cert, key)
     with transfer_bar(f"{shown(url)} → {target}") as progress:
         catalog = weighlock.fetch(
             url,
@@ -94,20 +91,3 @@ def _if_weights(path: str) -> str | None:
     except WeighlockError:
         return None
     return path
-
-
-def _headers(given: Sequence[str], path: str | None) -> dict[str, str]:
-    lines = list(given)
-    if path is not None:
-        try:
-            with open(path, encoding="utf-8") as file:
-                lines += [line.strip() for line in file if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise SourceError(f"{path}: cannot be read: {error}") from error
-    headers = {}
-    for line in lines:
-        name, colon, text = line.partition(":")
-        if not colon or not name.strip():
-            raise click.BadParameter("a header is written 'Name: text'", param_hint="--header")
-        headers[name.strip()] = text.strip()
-    return headers

@@ -10,9 +10,16 @@ from types import FrameType
 import click
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json, print_notes
+from weighlock.cli.shared import SIZE, json_option, print_json, print_notes
 from weighlock.cli.text import escaped, size
-from weighlock.sharing.identity import default_secret_path, secret, stable_id
+from weighlock.sharing.identity import (
+    default_secret_path,
+    secret,
+    stable_id,
+    stable_inbox_id,
+    ticket_key,
+)
+from weighlock.sharing.inbox import Inbox
 
 __all__ = ["command"]
 
@@ -20,7 +27,7 @@ _DEFAULT_PORT = 8400
 
 
 @click.command("serve")
-@click.argument("paths", nargs=-1, required=True, type=click.Path())
+@click.argument("paths", nargs=-1, type=click.Path())
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port", default=_DEFAULT_PORT, show_default=True, help="Port to listen on; 0 for any."
@@ -32,6 +39,17 @@ _DEFAULT_PORT = 8400
 @click.option("--insecure", is_flag=True, help="Let others connect without TLS.")
 @click.option("--expires", type=float, metavar="SECONDS", help="End the shares after this time.")
 @click.option("--cacheable", is_flag=True, help="Let caches in front of this server keep them.")
+@click.option(
+    "--inbox", "inbox_path", type=click.Path(), help="Take what is pushed, into this directory."
+)
+@click.option(
+    "--sender",
+    "senders",
+    multiple=True,
+    metavar="NAME",
+    help="Who may push, once each; whoever has the URL if not given.",
+)
+@click.option("--quota", type=SIZE, help="Largest file that may be pushed: 20GB.")
 @click.option(
     "--secret",
     "secret_path",
@@ -50,6 +68,9 @@ def command(
     insecure: bool,
     expires: float | None,
     cacheable: bool,
+    inbox_path: str | None,
+    senders: Sequence[str],
+    quota: int | None,
     secret_path: str | None,
     as_json: bool,
 ) -> None:
@@ -57,7 +78,13 @@ def command(
 
     Who has a URL can read the weights. A file that is unchanged keeps its URL when the server is
     started again. Stop with Ctrl-C: what is being sent is finished first.
+
+    With --inbox, others can push weights to the URL that is printed, and resume what was cut off.
     """
+    if not paths and inbox_path is None:
+        raise click.UsageError("name weights to offer, or an --inbox to take them")
+    if senders and inbox_path is None:
+        raise click.UsageError("--sender is for an --inbox")
     key = secret(secret_path or default_secret_path())
     with ExitStack() as opened:
         catalogs = [opened.enter_context(weighlock.open(path)) for path in paths]
@@ -70,28 +97,58 @@ def command(
                 tls_key=tls_key,
                 client_ca=client_ca,
                 insecure=insecure,
+                key=ticket_key(key),
             )
         )
+        inbox = None
+        if inbox_path is not None:
+            inbox = server.inbox(
+                senders,
+                into=inbox_path,
+                quota_bytes=quota,
+                expires_s=expires,
+                idle_s=None,
+                inbox_id=stable_inbox_id(key, inbox_path),
+            )
         shares = {}
         for path, catalog in zip(paths, catalogs, strict=True):
             print_notes(catalog)
             share_id = stable_id(key, path, catalog)
             shares[path] = server.share(
-                catalog, expires_s=expires, cacheable=cacheable, share_id=share_id
+                catalog, expires_s=expires, idle_s=None, cacheable=cacheable, share_id=share_id
             )
+        tickets = {} if inbox is None else _tickets(inbox, senders)
         if as_json:
             print_json(
                 [
-                    {"path": path, "url": share.url, "bytes": share.size}
-                    for path, share in shares.items()
+                    *(
+                        {"path": path, "url": share.url, "bytes": share.size}
+                        for path, share in shares.items()
+                    ),
+                    *({"inbox": inbox_path, "sender": who, "url": tickets[who]} for who in tickets),
                 ]
             )
         else:
             for path, share in shares.items():
                 click.echo(f"{escaped(path)} ({size(share.size)})\n  {share.url}")
+            for who, url in tickets.items():
+                click.echo(f"inbox {escaped(inbox_path or '')} for {who or 'anybody'}\n  {url}")
         sys.stdout.flush()
+        if inbox is not None:
+            threading.Thread(target=_tell_landed, args=(inbox,), daemon=True).start()
         _wait(expires)
         click.echo("stopping", err=True)
+
+
+def _tickets(inbox: Inbox, senders: Sequence[str]) -> dict[str, str]:
+    return {name: inbox.url_for(name) for name in senders} or {"": inbox.url}
+
+
+def _tell_landed(inbox: Inbox) -> None:
+    """A line for each that has landed."""
+    for name, catalog in inbox:
+        with catalog:
+            click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
 
 
 def _wait(seconds: float | None) -> None:

@@ -18,8 +18,8 @@ from weighlock.limits import Limits
 from weighlock.sharing.listening import Peer
 from weighlock.sharing.routes import Answer, failure, gone
 from weighlock.sharing.shared import Share
-from weighlock.transfer.contents import FilePart
-from weighlock.transfer.sending import Sender, wait_readable
+from weighlock.transfer.receiving import Incoming
+from weighlock.transfer.sending import Sender, piece_length, wait_readable
 
 __all__ = ["Answers", "Conversation"]
 
@@ -27,29 +27,38 @@ _log = logging.getLogger("weighlock.server")
 
 _RECEIVE_BYTES = 16 * 1024
 
+_DRAINED_BYTES = 16 * 1024 * 1024
+"""Longest body that is read although nobody wants it, so that its sender sees the reply."""
+
 
 class Answers(Protocol):
     """Who knows what to answer."""
 
-    @property
-    def is_stopping(self) -> bool:
-        """No new requests are taken up."""
+    is_stopping: bool
+    """No new requests are taken up."""
 
     def answer(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[Answer, Share | None]:
         """The reply to a request, and the share it is about, if it is about one."""
 
+    def receive(self, target: str, headers: Mapping[str, str], body: Incoming) -> Answer:
+        """The reply to a PUT, of whose body as much was read as was of use.
+
+        Raises:
+            OSError, TransferTimeout: the body did not come.
+        """
+
 
 class Conversation:
     """Requests and replies of one connection, one after another."""
 
-    def __init__(self, server: Answers, peer: Peer, limits: Limits) -> None:
-        self._server = server
+    def __init__(self, answers: Answers, peer: Peer, limits: Limits) -> None:
+        self._answers = answers
         self._peer = peer
         self._limits = limits
         self._sender = Sender(peer.sock, limits.idle_s)
-        self._h11 = h11.Connection(h11.SERVER, max_incomplete_event_size=limits.request_head_bytes)
+        self._h11 = self._grammar()
 
     def run(self) -> None:
         """Answer until one side has had enough.
@@ -66,11 +75,17 @@ class Conversation:
             if request is None:
                 return
             self._peer.is_busy = True
+            if request.method == b"PUT":
+                goes_on = self._receive(request)
+                self._peer.is_busy = False
+                if not goes_on or self._answers.is_stopping:
+                    return
+                continue
             self._reply(request, body)
             self._peer.is_busy = False
             if self._h11.our_state is not h11.DONE or self._h11.their_state is not h11.DONE:
                 return
-            if self._server.is_stopping:
+            if self._answers.is_stopping:
                 return
             self._h11.start_next_cycle()
 
@@ -95,6 +110,8 @@ class Conversation:
                 self._h11.receive_data(data)
             elif isinstance(event, h11.Request):
                 request = event
+                if event.method == b"PUT":
+                    return request, b""  # its body is received by whom it is for
             elif isinstance(event, h11.Data):
                 body += event.data
                 if len(body) > self._limits.request_body_bytes:
@@ -104,6 +121,32 @@ class Conversation:
             else:  # closed, or paused behind a request that ends the connection
                 return None, b""
 
+    def _receive(self, request: h11.Request) -> bool:
+        """Reply to a PUT; returns whether the connection can go on."""
+        target, headers = _read_head(request)
+        length = headers.get("content-length")
+        if length is None:
+            self._refuse(411)
+            return False
+        first, _ = self._h11.trailing_data
+        body = Incoming(self._peer.sock, first, int(length), self._limits.idle_s)
+        if self._h11.they_are_waiting_for_100_continue:
+            go_on = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
+            self._sender.send_bytes(go_on or b"")
+        answer = self._answers.receive(target, headers, body)
+        goes_on = body.left <= _DRAINED_BYTES
+        if goes_on:
+            body.drain()  # a reply that comes before its request is read may be lost
+        self._send_whole(answer, b"PUT", [] if goes_on else [(b"Connection", b"close")])
+        # h11 has not seen the body, so that it cannot tell where the next request begins.
+        self._h11 = self._grammar()
+        if body.behind:
+            self._h11.receive_data(body.behind)
+        return goes_on
+
+    def _grammar(self) -> h11.Connection:
+        return h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.request_head_bytes)
+
     def _refuse(self, status: int) -> None:
         answer = failure(status, error="bad request")
         with contextlib.suppress(h11.LocalProtocolError):
@@ -111,12 +154,8 @@ class Conversation:
 
     def _reply(self, request: h11.Request, body: bytes) -> None:
         method = request.method.decode("ascii")
-        headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
-        try:
-            target = request.target.decode("ascii")
-        except UnicodeDecodeError:
-            target = "/"
-        answer, share = self._server.answer(method, target, headers, body)
+        target, headers = _read_head(request)
+        answer, share = self._answers.answer(method, target, headers, body)
         if share is None or answer.span is None or method == "HEAD" or not answer.length:
             self._send_whole(answer, request.method)
             return
@@ -128,7 +167,7 @@ class Conversation:
         headers.append((b"Date", email.utils.formatdate(usegmt=True).encode()))
         if answer.status != 304:
             headers.append((b"Content-Length", str(answer.length).encode()))
-        if self._server.is_stopping:
+        if self._answers.is_stopping:
             extra = [(b"Connection", b"close")]
         reason = http.client.responses.get(answer.status, "").encode()
         response = h11.Response(status_code=answer.status, headers=headers + extra, reason=reason)
@@ -165,7 +204,7 @@ class Conversation:
         self._h11.send_with_data_passthrough(h11.Data(data=_Length(span.length)))  # type: ignore[arg-type]
         try:
             while True:
-                done, length = 0, _piece_length(piece)
+                done, length = 0, piece_length(piece)
                 while done < length:
                     if share.ended is not None:
                         raise OSError("the share ended")
@@ -191,6 +230,15 @@ class Conversation:
         self._h11.send(h11.EndOfMessage())
 
 
+def _read_head(request: h11.Request) -> tuple[str, dict[str, str]]:
+    """What a request names, and its headers."""
+    headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
+    try:
+        return request.target.decode("ascii"), headers
+    except UnicodeDecodeError:
+        return "/", headers
+
+
 class _Length:
     """Stands for bytes that h11 only counts."""
 
@@ -199,7 +247,3 @@ class _Length:
 
     def __len__(self) -> int:
         return self._length
-
-
-def _piece_length(piece: "memoryview | FilePart") -> int:
-    return piece.length if isinstance(piece, FilePart) else len(piece)

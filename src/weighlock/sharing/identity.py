@@ -15,7 +15,7 @@ from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.stored import StoredRef
 
-__all__ = ["default_secret_path", "secret", "stable_id"]
+__all__ = ["default_secret_path", "secret", "stable_id", "stable_inbox_id", "ticket_key"]
 
 _SECRET_BYTES = 32
 
@@ -89,3 +89,13 @@ def stable_id(key: bytes, path: str, catalog: Catalog) -> str:
     for name in sorted(sources):
         hasher.update(b"\0" + os.fsencode(name) + repr(sources[name].fingerprint).encode())
     return hasher.hexdigest(16)
+
+
+def stable_inbox_id(key: bytes, path: str) -> str:
+    """The id of an inbox that puts what comes there."""
+    return blake3(b"inbox\0" + os.fsencode(os.path.abspath(path)), key=key).hexdigest(16)
+
+
+def ticket_key(key: bytes) -> bytes:
+    """What tickets of a server with that key are made with: they outlive it as its ids do."""
+    return blake3(b"tickets", key=key).digest()

@@ -22,6 +22,7 @@ __all__ = [
     "failure",
     "find",
     "gone",
+    "not_allowed",
     "requested_span",
 ]
 
@@ -72,6 +73,12 @@ def failure(status: int, **facts: object) -> Answer:
     """A reply that says in JSON what is the matter. Never to be kept by a cache."""
     headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
     return Answer(status, headers, msgspec.json.encode(facts))
+
+
+def not_allowed(methods: str) -> Answer:
+    """The reply to a method that this path does not know."""
+    refusal = failure(405, error="method not allowed")
+    return Answer(405, {**refusal.headers, "Allow": methods}, refusal.body)
 
 
 def gone(reason: str | None) -> Answer:

@@ -8,28 +8,24 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal
 
-from weighlock.errors import LocalProtocolError, SourceChanged, TransferTimeout, WeighlockError
+from weighlock.errors import LocalProtocolError, TransferTimeout
 from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
+from weighlock.sharing.answering import Answering
 from weighlock.sharing.binding import check_address, server_tls, shake_hands
 from weighlock.sharing.conversation import Conversation
+from weighlock.sharing.inbox import Inbox, made_directory
+from weighlock.sharing.inbox_routes import find_inbox
 from weighlock.sharing.listening import Listener, Peer
-from weighlock.sharing.offer import Offer, Ticketing
+from weighlock.sharing.offer import Ticketing
 from weighlock.sharing.offers import Offers
 from weighlock.sharing.routes import (
-    Answer,
-    Route,
-    answer_confirmed,
-    answer_data,
-    answer_digests,
-    answer_report,
-    failure,
     find,
-    gone,
 )
-from weighlock.sharing.share import Life, Outcome, Reason
+from weighlock.sharing.share import Life, Outcome
 from weighlock.sharing.shared import Share
-from weighlock.sharing.tickets import MAC, check_name, is_genuine
+from weighlock.sharing.tickets import check_name
+from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
@@ -37,12 +33,6 @@ from weighlock.transfer.layout import lay_out
 __all__ = ["Server"]
 
 _log = logging.getLogger("weighlock.server")
-
-_HASH_WAIT_S = 2.0
-"""How long a request for digests waits before it is told to come back."""
-
-_MISS_PAUSE_S = 0.02
-"""Pause before an unknown id is denied: nobody guesses 128 bits, but nobody needs to try fast."""
 
 
 class Server(Lifetime):
@@ -58,6 +48,8 @@ class Server(Lifetime):
         client_ca: file of the certificates whose holders may connect; anybody if not given.
         insecure: allow an address that others can reach without TLS.
         directory: where tensors are laid down that must be gathered first.
+        key: 32 secret bytes that tickets with names are made with; with the same ones they are good
+            for a server that was started again.
         limits: connections, timeouts, sizes.
 
     Raises:
@@ -76,6 +68,7 @@ class Server(Lifetime):
         client_ca: str | None = None,
         insecure: bool = False,
         directory: str | None = None,
+        key: bytes | None = None,
         limits: Limits | None = None,
     ) -> None:
         self._limits = limits or Limits()
@@ -83,8 +76,9 @@ class Server(Lifetime):
         self._tls = None if tls_cert is None else server_tls(tls_cert, tls_key, client_ca)
         check_address(host, public_url, is_open=insecure or self._tls is not None)
         self._offers = Offers(self._limits)
-        self._key = secrets.token_bytes(32)
+        self._key = key or secrets.token_bytes(32)
         self._pid = os.getpid()
+        self._answering = Answering(self._offers, self._key, self._limits)
         self._listener = Listener(host, port, self._serve, self._limits)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
@@ -104,6 +98,7 @@ class Server(Lifetime):
 
     def close(self, grace_s: float = 5.0) -> None:
         """Stop: replies on their way get so long to finish. Idempotent."""
+        self._answering.is_stopping = True
         self._listener.close(grace_s)
         if os.getpid() == self._pid:  # a forked child has its own copy, and no say
             self._offers.close()
@@ -177,6 +172,61 @@ class Server(Lifetime):
         _log.info("sharing %d tensors, %d bytes", len(file.segments), file.size)
         return share
 
+    def inbox(
+        self,
+        senders: Iterable[str] = (),
+        *,
+        into: "str | os.PathLike[str]",
+        specs: Mapping[str, TensorSpec] | None = None,
+        quota_bytes: int | None = None,
+        expires_s: float | None = None,
+        idle_s: float | None = 600.0,
+        on_done: Callable[[Outcome], object] | None = None,
+        durable: bool = True,
+        inbox_id: str | None = None,
+    ) -> Inbox:
+        """Make a place to push tensors to, for senders that cannot be dialled.
+
+        Args:
+            senders: names of those who may push, each once: each has a ticket,
+                `inbox.url_for(name)`, and the inbox is over when each has landed, failed, aborted
+                or been lost. Without names, whoever has its URL may push.
+            into: the directory that takes a file of each, named after the sender.
+            specs: the tensors that are expected; anything else is refused before its data.
+            quota_bytes: longest file that one sender may push.
+            expires_s: how long it lasts at the most.
+            idle_s: a sender not heard for so long is lost; without names, the inbox is over so long
+                after the last request. None: never.
+            on_done: called once with the outcome when it is over.
+            durable: what has landed survives a power loss.
+            inbox_id: 32 hex digits that name it; random if not given.
+
+        Raises:
+            LimitExceeded: there are too many shares and inboxes.
+            DiskError: the directory is not there and cannot be made.
+        """
+        self._check_process()
+        inbox_id = inbox_id or secrets.token_hex(16)
+        if find_inbox(f"/i/{inbox_id}/senders/x") is None:
+            raise LocalProtocolError("inbox_id must be 32 lower-case hex digits")
+        life = Life(
+            time.monotonic, receivers=self._names(senders), expires_s=expires_s, idle_s=idle_s
+        )
+        self._offers.check_room()
+        inbox = Inbox(
+            Ticketing(self._key, inbox_id, f"{self.url}/i/{inbox_id}"),
+            life,
+            directory=made_directory(into),
+            specs=specs,
+            quota_bytes=quota_bytes,
+            durable=durable,
+            limits=self._limits,
+            forget=lambda inbox: self._offers.forget(inbox_id, inbox),
+            on_done=on_done,
+        )
+        self._offers.add(inbox_id, inbox)
+        return inbox
+
     def _names(self, names: Iterable[str]) -> tuple[str, ...]:
         given = (names,) if isinstance(names, str) else tuple(names)
         try:
@@ -198,67 +248,6 @@ class Server(Lifetime):
         try:
             if self._tls is not None:
                 peer.sock = shake_hands(self._tls, peer.sock, self._limits.connect_s)
-            Conversation(self, peer, self._limits).run()
+            Conversation(self._answering, peer, self._limits).run()
         except (OSError, TransferTimeout) as error:
             _log.debug("%s: connection ended: %s", peer.host, error)
-
-    @property
-    def is_stopping(self) -> bool:
-        """No new requests are taken up."""
-        return self._listener.is_stopping
-
-    def answer(
-        self, method: str, target: str, headers: Mapping[str, str], body: bytes
-    ) -> tuple[Answer, Share | None]:
-        """The reply to a request, and the share it is about, if it is about one."""
-        route = find(target)
-        if route is None:
-            return failure(404, error="not found"), None
-        found = self._offers.find(route.share_id)
-        if not isinstance(found, Share):
-            return self._answer_late(method, route, found, headers, body), None
-        return self._answer_share(method, route, found, headers, body)
-
-    def _answer_late(
-        self,
-        method: str,
-        route: Route,
-        reason: "Offer | Reason | None",
-        headers: Mapping[str, str],
-        body: bytes,
-    ) -> Answer:
-        """The reply about a share that is over, or that never was."""
-        if not isinstance(reason, str):
-            time.sleep(_MISS_PAUSE_S)
-            return gone(None)
-        name = route.receiver
-        if (
-            method == "POST"
-            and name is not None
-            and is_genuine(self._key, route.share_id, name, headers.get(MAC))
-            and self._offers.was_confirmed(route.share_id, name)
-        ):
-            return answer_confirmed(body) or gone(reason)
-        return gone(reason)
-
-    def _answer_share(
-        self, method: str, route: Route, share: Share, headers: Mapping[str, str], body: bytes
-    ) -> tuple[Answer, Share | None]:
-        allowed = "POST" if route.receiver is not None else "GET, HEAD"
-        if method not in allowed.split(", "):
-            refusal = failure(405, error="method not allowed")
-            return Answer(405, {**refusal.headers, "Allow": allowed}, refusal.body), None
-        try:
-            with share.request():
-                if route.receiver is not None:
-                    answer = answer_report(share, route.receiver, headers.get(MAC), body)
-                    self._offers.note()
-                    return answer, share
-                if route.page is not None:
-                    return answer_digests(share, route.page, _HASH_WAIT_S), share
-        except SourceChanged:
-            share.end("changed")
-            return gone("changed"), None
-        except (WeighlockError, MemoryError) as error:
-            return failure(500, error="unreadable", cause=type(error).__name__), None
-        return answer_data(share, headers), share

@@ -10,6 +10,7 @@ from weighlock.tensors.spec import Span
 
 __all__ = [
     "BLOCKS_PER_PAGE",
+    "BLOCKS_PER_RANGE",
     "BLOCK_BYTES",
     "DIGEST_BYTES",
     "RANGE_BYTES",
@@ -31,7 +32,7 @@ BLOCKS_PER_PAGE = 1024
 
 DIGEST_BYTES = 32
 
-_BLOCKS_PER_RANGE = RANGE_BYTES // BLOCK_BYTES
+BLOCKS_PER_RANGE = RANGE_BYTES // BLOCK_BYTES
 
 
 def block_count(size: int) -> int:
@@ -64,7 +65,7 @@ def runs(blocks: Iterable[int]) -> Iterator[range]:
     for block in blocks:
         if first is None or last is None:
             first = last = block
-        elif block == last + 1 and block // _BLOCKS_PER_RANGE == first // _BLOCKS_PER_RANGE:
+        elif block == last + 1 and block // BLOCKS_PER_RANGE == first // BLOCKS_PER_RANGE:
             last = block
         else:
             yield range(first, last + 1)

@@ -12,7 +12,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -121,20 +121,7 @@ class Connection:
         Raises:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is none.
         """
-        self._label = shown(address.url)
-        sent = {
-            "Accept-Encoding": "identity",
-            "User-Agent": "weighlock",
-            **self._credential.headers,
-            **(headers or {}),
-        }
-        if self._http.sock is None:
-            with _translated(self._label, "connect"):
-                self._http.connect()
-                sock: socket.socket = self._http.sock  # type: ignore[assignment]
-                self._sock = sock
-                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.settimeout(self._limits.idle_s)
+        sent = self._begin(address, headers)
         with _translated(self._label, "first_byte"):
             try:
                 self._http.request(method, address.target, body, sent)
@@ -144,6 +131,54 @@ class Connection:
                 raise
         self.is_fresh = False
         return reply
+
+    def upload(
+        self,
+        address: Address,
+        headers: Mapping[str, str],
+        length: int,
+        send_body: Callable[[socket.socket], None],
+    ) -> http.client.HTTPResponse:
+        """PUT a body of that length, which is sent over the socket itself.
+
+        Raises:
+            PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is no reply.
+        """
+        sent = self._begin(address, headers)
+        with _translated(self._label, "first_byte"):
+            try:
+                self._http.putrequest("PUT", address.target, skip_accept_encoding=True)
+                for name, text in {**sent, "Content-Length": str(length)}.items():
+                    self._http.putheader(name, text)
+                self._http.endheaders()
+                sock: socket.socket = self._http.sock
+                # The other side may have had enough: what it says of that may still be there.
+                with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+                    send_body(sock)
+                sock.settimeout(self._limits.idle_s)  # sending has its own
+                reply = self._reply = self._http.getresponse()
+            except BaseException:
+                self.close()
+                raise
+        self.is_fresh = False
+        return reply
+
+    def _begin(self, address: Address, headers: Mapping[str, str] | None) -> dict[str, str]:
+        """Connect if need be; returns the headers to send."""
+        self._label = shown(address.url)
+        if self._http.sock is None:
+            with _translated(self._label, "connect"):
+                self._http.connect()
+                sock: socket.socket = self._http.sock  # type: ignore[assignment]
+                self._sock = sock
+                sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+                sock.settimeout(self._limits.idle_s)
+        return {
+            "Accept-Encoding": "identity",
+            "User-Agent": "weighlock",
+            **self._credential.headers,
+            **(headers or {}),
+        }
 
     def read_into(self, reply: http.client.HTTPResponse, buffer: memoryview) -> None:
         """Fill the buffer from a reply's body.

@@ -12,13 +12,12 @@ from typing import Protocol
 import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
-from weighlock.disk.resumable import ResumableFile
 from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span, blocks_of
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
 
-__all__ = ["FileLanding", "Landing", "MemoryLanding", "PartLanding", "Target"]
+__all__ = ["FileLanding", "Landing", "LandingFile", "MemoryLanding", "PartLanding", "Target"]
 
 _DIRECT_PIECES = 4
 """A block in at most so many pieces is received straight into them; more are one copy cheaper."""
@@ -126,10 +125,21 @@ class _MemoryPlace:
             self._landing.put(block, self._aside.buffer(whole.length))
 
 
+class LandingFile(Protocol):
+    """A file that takes blocks in any order."""
+
+    def write(self, offset: int, data: memoryview) -> None: ...
+
+    def truncate(self, size: int) -> None: ...
+
+    def read_into(self, offset: int, buffer: memoryview) -> bool:
+        """Fill the buffer with what was written there; False if the file ends before."""
+
+
 class FileLanding:
     """A whole remote file as a file: each block at its own offset."""
 
-    def __init__(self, file: ResumableFile, size: int) -> None:
+    def __init__(self, file: LandingFile, size: int) -> None:
         self._file = file
         self._first = memoryview(bytearray(min(_WITHHELD_BYTES, size)))
         self.size = size

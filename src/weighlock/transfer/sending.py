@@ -16,7 +16,7 @@ from weighlock.errors import ShortRead, TransferTimeout
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.transfer.contents import FilePart, Piece
 
-__all__ = ["Sender", "wait_readable"]
+__all__ = ["Sender", "piece_length", "wait_readable"]
 
 _STEP_BYTES = 1024 * 1024
 """Sent at a time: between two steps a revoked share is noticed."""
@@ -32,6 +32,11 @@ def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
+
+
+def piece_length(piece: Piece) -> int:
+    """Bytes of a piece."""
+    return piece.length if isinstance(piece, FilePart) else len(piece)
 
 
 class Sender:
@@ -72,8 +77,7 @@ class Sender:
             TransferTimeout: the peer takes nothing, or next to nothing.
             OSError: the connection broke.
         """
-        length = piece.length if isinstance(piece, FilePart) else len(piece)
-        step = min(_STEP_BYTES, length - done)
+        step = min(_STEP_BYTES, piece_length(piece) - done)
         if not isinstance(piece, FilePart):
             self._send(piece[done : done + step])
         elif self._is_tls:

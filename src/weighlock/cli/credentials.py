@@ -1,0 +1,54 @@
+"""What an origin is shown, as options of the verbs that dial. Knows click and files of headers."""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import click
+
+from weighlock.errors import SourceError
+from weighlock.sources.access import Credential
+
+__all__ = ["credential_options", "credentials"]
+
+_OPTIONS = (
+    click.option("--header", "headers", multiple=True, metavar="'NAME: TEXT'", help="Send it."),
+    click.option("--header-file", type=click.Path(), help="Send the headers in a file."),
+    click.option("--ca", type=click.Path(), help="Certificates to trust instead of the system's."),
+    click.option("--cert", type=click.Path(), help="Certificate to show a server that asks."),
+    click.option("--key", type=click.Path(), help="Its key, if it is not in the same file."),
+)
+
+
+def credential_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """The options, for a verb that dials."""
+    for option in reversed(_OPTIONS):
+        command = option(command)
+    return command
+
+
+def credentials(
+    headers: Sequence[str],
+    header_file: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+) -> Credential:
+    """What the options say."""
+    return Credential(_headers(headers, header_file), ca, cert, key)
+
+
+def _headers(given: Sequence[str], path: str | None) -> dict[str, str]:
+    lines = list(given)
+    if path is not None:
+        try:
+            with open(path, encoding="utf-8") as file:
+                lines += [line.strip() for line in file if line.strip()]
+        except (OSError, UnicodeDecodeError) as error:
+            raise SourceError(f"{path}: cannot be read: {error}") from error
+    headers = {}
+    for line in lines:
+        name, colon, text = line.partition(":")
+        if not colon or not name.strip():
+            raise click.BadParameter("a header is written 'Name: text'", param_hint="--header")
+        headers[name.strip()] = text.strip()
+    return headers

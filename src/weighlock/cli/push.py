@@ -1,0 +1,82 @@
+"""`weighlock push`: weights to an inbox, taken up where an earlier attempt ended."""
+
+import os
+import socket
+from collections.abc import Sequence
+
+import click
+from blake3 import blake3
+
+import weighlock
+from weighlock.cli.credentials import credential_options, credentials
+from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
+from weighlock.cli.text import escaped, size
+from weighlock.sources.access import Access, Address, shown
+
+__all__ = ["command"]
+
+
+@click.command("push")
+@click.argument("path", metavar="FILE", type=click.Path())
+@click.argument("url")
+@click.option("--names", "patterns", multiple=True, metavar="GLOB", help="Push only these tensors.")
+@click.option("--sender", metavar="NAME", help="The name to push under, if the URL has none.")
+@click.option("--connections", default=4, show_default=True, help="Requests under way at once.")
+@click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
+@credential_options
+@json_option
+def command(
+    path: str,
+    url: str,
+    patterns: Sequence[str],
+    sender: str | None,
+    connections: int,
+    limit_rate: int | None,
+    headers: Sequence[str],
+    header_file: str | None,
+    ca: str | None,
+    cert: str | None,
+    key: str | None,
+    as_json: bool,
+) -> None:
+    """Push the weights in FILE to the inbox at URL; returns when they have landed there.
+
+    A push that was cut off is taken up when it is run again: only what is not there yet, or
+    differs, is sent.
+    """
+    address = Address.of(url)
+    access = Access(origins={address.origin: credentials(headers, header_file, ca, cert, key)})
+    if sender is None and address.holder is None:
+        sender = _own_name(path)
+    with weighlock.open(path) as catalog:
+        print_notes(catalog)
+        chosen = catalog.select(*patterns) if patterns else catalog
+        with transfer_bar(f"{path} → {shown(url)}") as progress:
+            pushed = weighlock.push(
+                url,
+                chosen,
+                sender=sender,
+                access=access,
+                progress=progress,
+                connections=connections,
+                limit_rate=limit_rate,
+            )
+        facts = {
+            "sender": pushed.sender,
+            "tensors": len(chosen),
+            "bytes": pushed.size,
+            "sent_bytes": pushed.sent_bytes,
+        }
+    if as_json:
+        print_json(facts)
+    else:
+        click.echo(
+            f"{escaped(path)}: landed as {pushed.sender}, {size(pushed.size)}, "
+            f"of which {size(pushed.sent_bytes)} had to be sent"
+        )
+
+
+def _own_name(path: str) -> str:
+    """The same for the same file on the same machine: so that a second push takes up the first."""
+    text = f"{socket.gethostname()}\0{os.path.abspath(path)}"
+    return f"sender-{blake3(text.encode()).hexdigest(6)}"

@@ -1,0 +1,238 @@
+"""Push weights to an inbox: for those who can dial and cannot be dialled. One visible call.
+
+Knows what is to be sent and in which order things are said; bytes, digests and connections are its
+neighbours'. What the inbox has already is not sent again: that is resume.
+"""
+
+import socket
+import time
+from collections.abc import Callable, Mapping
+from contextlib import closing
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Literal
+
+import numpy as np
+from blake3 import blake3
+
+from weighlock.abort import Abort
+from weighlock.errors import (
+    Aborted,
+    ChunkCorrupt,
+    PeerLost,
+    ShortRead,
+    SourceChanged,
+    TransferError,
+    TransferTimeout,
+)
+from weighlock.fetching.moving import Move, Moving, Progress
+from weighlock.fetching.plan import Plan
+from weighlock.limits import Limits
+from weighlock.sources.access import Access
+from weighlock.sources.grid import (
+    BLOCK_BYTES,
+    BLOCKS_PER_PAGE,
+    DIGEST_BYTES,
+    block_count,
+    block_span,
+)
+from weighlock.sources.upload import Upload
+from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.spec import Span
+from weighlock.transfer.contents import Contents
+from weighlock.transfer.digests import hash_block, in_two_threads
+from weighlock.transfer.layout import lay_out
+from weighlock.transfer.rate import Rate
+from weighlock.transfer.sending import Sender, piece_length
+
+__all__ = ["Pushed", "push"]
+
+_TRIES = 3
+"""How often what is there is compared and completed before that is given up."""
+
+_BRIEFLY_S = 0.4
+"""Time for the last word of a push that has failed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pushed:
+    """What a push did."""
+
+    sender: str
+    """The name it was sent under."""
+    size: int
+    """Bytes of the file that landed."""
+    sent_bytes: int
+    """Bytes of it that had to be sent."""
+
+
+def push(
+    url: str,
+    tensors: Mapping[str, object],
+    *,
+    sender: str | None = None,
+    metadata: Mapping[str, str] | None = None,
+    tied: Literal["copy", "alias"] = "alias",
+    access: Access | None = None,
+    abort: Abort | None = None,
+    progress: Callable[[int, int], None] | None = None,
+    connections: int = 4,
+    limit_rate: float | None = None,
+    directory: str | None = None,
+    limits: Limits | None = None,
+) -> Pushed:
+    """Push weights to an inbox. Returns when they have landed there.
+
+    Args:
+        url: the inbox's, or this sender's ticket of it.
+        tensors: a catalog, or names and arrays, torch tensors or refs; not to be written until this
+            returns.
+        sender: the name to send under, where the inbox does not name its senders. The same name
+            takes up what an earlier push left.
+        metadata: text beside the tensors; a catalog's own is kept if this is not given.
+        tied: send tensors that are the same view once, with the other names in the metadata
+            (`"alias"`), or once for each name.
+        access: credentials.
+        abort: `abort.set()` in any thread ends this with `Aborted`.
+        progress: called with bytes there and bytes in all, from any thread.
+        connections: requests under way at once.
+        limit_rate: bytes a second at the most.
+        directory: where tensors are laid down that must be gathered first.
+        limits: timeouts, patience.
+
+    Raises:
+        Refused: the inbox does not take it: another sender's ticket, tensors that are not expected,
+            a quota, a full disk. Nothing was sent.
+        TransferError: it could not be brought there; see `reason` and `retryable`.
+        SourceChanged: a tensor was changed while it was sent.
+        LayoutError, UnsupportedDType: the tensors cannot lie in a safetensors file.
+    """
+    limits = limits or Limits()
+    file = lay_out(tensors, metadata, tied=tied, limits=limits)
+    contents = Contents(file, directory=directory, limits=limits)
+    rate = None if limit_rate is None else Rate(limit_rate, time.monotonic)
+    with (
+        closing(contents),
+        closing(Upload(url, sender, access=access, limits=limits, abort=abort)) as upload,
+    ):
+        try:
+            contents.gather_all()
+            job = _Push(upload, contents, max(1, connections), rate)
+            return job.run(progress)
+        except BaseException as error:
+            _say_why(upload, error, limits)
+            raise
+
+
+def _say_why(upload: Upload, error: BaseException, limits: Limits) -> None:
+    """Tell the inbox, unless another attempt under this name may take it up."""
+    brief = replace(limits, connect_s=_BRIEFLY_S, idle_s=_BRIEFLY_S)
+    if isinstance(error, Aborted):
+        upload.give_up("aborted", "", brief)
+    elif isinstance(error, Exception) and not isinstance(error, (PeerLost, TransferTimeout)):
+        upload.give_up("failed", type(error).__name__, brief)
+
+
+class _Push:
+    """The push of one file."""
+
+    def __init__(
+        self, upload: Upload, contents: Contents, connections: int, rate: Rate | None
+    ) -> None:
+        self._upload = upload
+        self._contents = contents
+        self._size = contents.size
+        self._threads = connections
+        self._rate = rate
+        self._digests = bytearray(DIGEST_BYTES * block_count(self._size))
+        self._hashed = bytearray(block_count(self._size))
+        self._sent_bytes = 0
+
+    def run(self, tell: Callable[[int, int], None] | None) -> Pushed:
+        upload, connections = self._upload, self._upload.connections
+        header = self._contents.file.header
+        for _ in range(_TRIES):
+            has_some = connections.persist(partial(upload.announce, header, self._size))
+            blocks = self._differing() if has_some else list(range(block_count(self._size)))
+            there = self._size - sum(block_span(block, self._size).length for block in blocks)
+            progress = Progress(self._size, tell)
+            progress.add(there)
+            self._send(blocks, progress)
+            root = blake3(bytes(self._digests)).hexdigest()
+            if connections.persist(partial(upload.finish, root)):
+                return Pushed(upload.sender, self._size, self._sent_bytes)
+        raise TransferError(
+            f"{upload.label}: what lands there under {upload.sender!r} is not what was sent, "
+            f"{_TRIES} times: somebody else sends under that name"
+        )
+
+    def _differing(self) -> list[int]:
+        """Blocks that are not there as they are here."""
+        missing: set[int] = set()
+        for page in range(-(-block_count(self._size) // BLOCKS_PER_PAGE)):
+            there = self._upload.connections.persist(
+                partial(self._upload.digests, page, self._size)
+            )
+            first = page * BLOCKS_PER_PAGE
+            known = {
+                first + number: there[number * DIGEST_BYTES : (number + 1) * DIGEST_BYTES]
+                for number in range(len(there) // DIGEST_BYTES)
+            }
+            in_two_threads(known, partial(self._compare, known, missing))
+        return sorted(missing)
+
+    def _compare(
+        self, known: Mapping[int, bytes], missing: set[int], block: int, buffer: memoryview
+    ) -> None:
+        self._upload.connections.abort.check()
+        if not any(known[block]) or self._digest(block, buffer) != known[block]:
+            missing.add(block)
+
+    def _digest(self, block: int, buffer: memoryview) -> bytes:
+        at = block * DIGEST_BYTES
+        if not self._hashed[block]:
+            self._digests[at : at + DIGEST_BYTES] = hash_block(self._contents, block, buffer)
+            self._hashed[block] = 1
+        return bytes(self._digests[at : at + DIGEST_BYTES])
+
+    def _send(self, blocks: list[int], progress: Progress) -> None:
+        connections = self._upload.connections
+        moving = Moving(connections, Plan(blocks), self._size, progress, self._rate)
+        if blocks:
+            moving.run(min(self._threads, -(-len(blocks) // 8)), self._mover)
+
+    def _mover(self, moving: Moving) -> Move:
+        buffer = byte_view(empty((BLOCK_BYTES,), np.dtype(np.uint8)))
+
+        def move(run: range) -> None:
+            digests = b"".join(self._digest(block, buffer) for block in run)
+            start = run.start * BLOCK_BYTES
+            span = Span(start, min(run.stop * BLOCK_BYTES, self._size) - start)
+            try:
+                self._upload.put(
+                    run.start, digests, span.length, lambda sock: self._send_span(sock, span)
+                )
+            except ChunkCorrupt as error:
+                self._check_unchanged(error.chunk, buffer)
+                raise
+            self._sent_bytes += span.length
+            for block in run:
+                moving.moved(block)
+
+        return move
+
+    def _check_unchanged(self, block: int, buffer: memoryview) -> None:
+        at = block * DIGEST_BYTES
+        if hash_block(self._contents, block, buffer) != self._digests[at : at + DIGEST_BYTES]:
+            raise SourceChanged(f"block {block} of what is pushed was changed meanwhile")
+
+    def _send_span(self, sock: socket.socket, span: Span) -> None:
+        sender = Sender(sock, self._upload.connections.limits.idle_s)
+        for piece in self._contents.pieces(span):
+            done, length = 0, piece_length(piece)
+            while done < length:
+                self._upload.connections.abort.check()
+                try:
+                    done += sender.send_step(piece, done)
+                except ShortRead as error:
+                    raise SourceChanged(f"{self._upload.label}: {error}") from error

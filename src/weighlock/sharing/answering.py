@@ -1,0 +1,157 @@
+"""Who answers: from a request to the share or inbox it is for, and what that says. Sends nothing.
+
+Knows offers, tickets and tombstones; paths, ranges and headers are the routes'.
+"""
+
+import time
+from collections.abc import Mapping
+
+from weighlock.errors import SourceChanged, WeighlockError
+from weighlock.limits import Limits
+from weighlock.sharing.inbox import Inbox
+from weighlock.sharing.inbox_routes import InboxRoute, Reception, find_inbox
+from weighlock.sharing.offers import Offers
+from weighlock.sharing.routes import (
+    Answer,
+    Route,
+    answer_confirmed,
+    answer_data,
+    answer_digests,
+    answer_report,
+    failure,
+    find,
+    gone,
+    not_allowed,
+)
+from weighlock.sharing.shared import Share
+from weighlock.sharing.tickets import MAC, is_genuine
+from weighlock.transfer.receiving import Incoming
+
+__all__ = ["Answering"]
+
+_HASH_WAIT_S = 2.0
+"""How long a request for digests waits before it is told to come back."""
+
+_MISS_PAUSE_S = 0.02
+"""Pause before an unknown id is denied: nobody guesses 128 bits, but nobody needs to try fast."""
+
+
+class Answering:
+    """Answers the requests of a server.
+
+    Args:
+        offers: what there is.
+        key: what tickets are made with.
+        limits: how much a request may bring.
+    """
+
+    def __init__(self, offers: Offers, key: bytes, limits: Limits) -> None:
+        self._offers = offers
+        self._key = key
+        self._reception = Reception(limits)
+        self.is_stopping = False
+        """No new requests are taken up."""
+
+    def answer(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Answer, Share | None]:
+        """The reply to a request, and the share it is about, if it is about one."""
+        route = find(target)
+        if route is None:
+            return self._answer_inbox(method, target, headers, body), None
+        found = self._offers.find(route.share_id)
+        if not isinstance(found, Share):
+            return self._answer_late(method, route, found, headers, body), None
+        return self._answer_share(method, route, found, headers, body)
+
+    def receive(self, target: str, headers: Mapping[str, str], body: Incoming) -> Answer:
+        """The reply to a PUT, of whose body as much was read as was of use.
+
+        Raises:
+            PeerLost, TransferTimeout: the body did not come.
+        """
+        found = self._find_inbox("PUT", target, headers)
+        if isinstance(found, Answer):
+            return found
+        inbox, route = found
+        with inbox.request():
+            answer = self._reception.receive(inbox, route, headers, body)
+        self._offers.note()
+        return answer
+
+    def _answer_inbox(
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes
+    ) -> Answer:
+        found = self._find_inbox(method, target, headers)
+        if isinstance(found, Answer):
+            return found
+        inbox, route = found
+        with inbox.request():
+            return self._reception.answer(inbox, route, body)
+
+    def _find_inbox(
+        self, method: str, target: str, headers: Mapping[str, str]
+    ) -> "Answer | tuple[Inbox, InboxRoute]":
+        """The inbox a request is for, if its sender may ask that."""
+        route = find_inbox(target)
+        if route is None:
+            return failure(404, error="not found")
+        inbox = self._offers.find(route.inbox_id)
+        mac = headers.get(MAC)
+        if not isinstance(inbox, Inbox):
+            # Who has landed, and asks again because the reply was lost, is told so.
+            if isinstance(inbox, str) and method == "POST":
+                genuine = is_genuine(self._key, route.inbox_id, route.sender, mac)
+                if genuine and self._offers.was_confirmed(route.inbox_id, route.sender):
+                    return failure(200, landed=True)
+            if not isinstance(inbox, str):
+                time.sleep(_MISS_PAUSE_S)
+            return gone(inbox if isinstance(inbox, str) else None)
+        if not inbox.admits(route.sender, mac):
+            return failure(403, refused="not the ticket of that sender")
+        if method not in route.methods:
+            return not_allowed(", ".join(route.methods))
+        return inbox, route
+
+    def _answer_late(
+        self,
+        method: str,
+        route: Route,
+        reason: object,
+        headers: Mapping[str, str],
+        body: bytes,
+    ) -> Answer:
+        """The reply about a share that is over, or that never was."""
+        if not isinstance(reason, str):
+            time.sleep(_MISS_PAUSE_S)
+            return gone(None)
+        name = route.receiver
+        if (
+            method == "POST"
+            and name is not None
+            and is_genuine(self._key, route.share_id, name, headers.get(MAC))
+            and self._offers.was_confirmed(route.share_id, name)
+        ):
+            return answer_confirmed(body) or gone(reason)
+        return gone(reason)
+
+    def _answer_share(
+        self, method: str, route: Route, share: Share, headers: Mapping[str, str], body: bytes
+    ) -> tuple[Answer, Share | None]:
+        allowed = "POST" if route.receiver is not None else "GET, HEAD"
+        if method not in allowed.split(", "):
+            return not_allowed(allowed), None
+        try:
+            with share.request():
+                if route.receiver is not None:
+                    answer = answer_report(share, route.receiver, headers.get(MAC), body)
+                    self._offers.note()
+                    return answer, share
+                if route.page is not None:
+                    return answer_digests(share, route.page, _HASH_WAIT_S), share
+        except SourceChanged:
+            share.end("changed")
+            return gone("changed"), None
+        except (WeighlockError, MemoryError) as error:
+            return failure(500, error="unreadable", cause=type(error).__name__), None
+        return answer_data(share, headers), share

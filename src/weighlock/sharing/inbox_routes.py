@@ -1,0 +1,218 @@
+"""From a request to an inbox to what is to be answered. Knows paths and headers; sends nothing.
+
+PUT  /i/<id>/senders/<name>/header        the header; Weighlock-Size says how long the file is
+GET  /i/<id>/senders/<name>/digests/<k>   the digests of what is here of 1,024 blocks
+PUT  /i/<id>/senders/<name>/blocks/<n>    up to eight blocks; Weighlock-Digests says which
+POST /i/<id>/senders/<name>               {"state": landed|alive|failed|aborted, "root": …}
+"""
+
+import re
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Annotated, Literal, Protocol
+
+import msgspec
+import numpy as np
+
+from weighlock.errors import (
+    Aborted,
+    ChunkCorrupt,
+    FormatError,
+    LimitExceeded,
+    NoSpace,
+    Refused,
+    WeighlockError,
+)
+from weighlock.limits import Limits
+from weighlock.sharing.inbox import Inbox
+from weighlock.sharing.routes import Answer, failure, gone
+from weighlock.sharing.share import Event
+from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES, block_span
+from weighlock.tensors.arrays import byte_view, empty
+
+__all__ = ["Body", "InboxRoute", "Reception", "find_inbox"]
+
+_PATH = re.compile(
+    r"/i/([0-9a-f]{32})/senders/([A-Za-z0-9][A-Za-z0-9._-]{0,63})"
+    r"(?:/(header)|/digests/(\d{1,9})|/blocks/(\d{1,12}))?"
+)
+_ATTEMPT = re.compile("[0-9a-f]{1,32}")
+
+
+@dataclass(frozen=True, slots=True)
+class InboxRoute:
+    """What a path names."""
+
+    inbox_id: str
+    sender: str
+    is_header: bool = False
+    page: int | None = None
+    block: int | None = None
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """What may be done with it."""
+        if self.is_header or self.block is not None:
+            return ("PUT",)
+        return ("POST",) if self.page is None else ("GET", "HEAD")
+
+
+def find_inbox(path: str) -> InboxRoute | None:
+    """What a path names, if it is one of an inbox."""
+    found = _PATH.fullmatch(path.partition("?")[0])
+    if found is None:
+        return None
+    inbox_id, sender, header, page, block = found.groups()
+    return InboxRoute(
+        inbox_id,
+        sender,
+        header is not None,
+        None if page is None else int(page),
+        None if block is None else int(block),
+    )
+
+
+class Body(Protocol):
+    """The body of a request, still to be received."""
+
+    left: int
+    """Bytes of it."""
+
+    def fill(self, buffer: memoryview) -> None:
+        """Receive so many bytes of it."""
+
+
+class _Report(msgspec.Struct, frozen=True):
+    state: Literal["alive", "landed", "failed", "aborted"]
+    attempt: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{1,32}$")] = "0"
+    root: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")] = "0" * 64
+    cause: Annotated[str, msgspec.Meta(max_length=200)] = ""
+
+
+class Reception:
+    """Answers requests to inboxes.
+
+    Args:
+        limits: how long a header may be.
+    """
+
+    def __init__(self, limits: Limits) -> None:
+        self._limits = limits
+        # One header at a time: parsed it takes many times its length.
+        self._announcing = threading.Lock()
+
+    def answer(self, inbox: Inbox, route: InboxRoute, body: bytes) -> Answer:
+        """The reply to a question, or to what a sender says."""
+        if route.page is not None:
+            arrival = inbox.arrival(route.sender)
+            digests = None if arrival is None else arrival.page(route.page)
+            if digests is None:
+                return failure(404, error="not found")
+            headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
+            return Answer(200, headers, digests)
+        try:
+            report = msgspec.json.decode(body, type=_Report)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+            return failure(400, error="not a report")
+        return _told(lambda: self._reported(inbox, route.sender, report))
+
+    def _reported(self, inbox: Inbox, sender: str, report: _Report) -> Answer:
+        if report.state == "landed":
+            if not inbox.finish(sender, report.attempt, report.root):
+                return failure(409, error="what is here differs")
+            return failure(200, landed=True)
+        if report.state == "alive":
+            inbox.report(sender, Event.ALIVE, report.attempt)
+        else:
+            inbox.give_up(sender, Event(report.state), report.attempt, report.cause)
+        return failure(200, landed=False)
+
+    def receive(
+        self, inbox: Inbox, route: InboxRoute, headers: Mapping[str, str], body: Body
+    ) -> Answer:
+        """The reply to what was sent, once it has arrived.
+
+        Raises:
+            PeerLost, TransferTimeout: it did not.
+        """
+        attempt = headers.get("weighlock-attempt", "0")
+        if not _ATTEMPT.fullmatch(attempt):
+            return failure(400, error="no such attempt")
+        if route.block is not None:
+            return _told(lambda: self._take_blocks(inbox, route, attempt, headers, body))
+        return _told(lambda: self._take_header(inbox, route.sender, attempt, headers, body))
+
+    def _take_header(
+        self, inbox: Inbox, sender: str, attempt: str, headers: Mapping[str, str], body: Body
+    ) -> Answer:
+        size = headers.get("weighlock-size", "")
+        if not re.fullmatch(r"\d{1,18}", size):
+            return failure(400, error="Weighlock-Size is missing")
+        self._limits.check("announced_bytes", body.left, f"bytes of the header of {sender}")
+        header = bytearray(body.left)
+        body.fill(memoryview(header))
+        with self._announcing:
+            arrival = inbox.begin(sender, attempt, bytes(header), int(size))
+        alive_s = inbox.alive_s
+        return failure(200, has_some=arrival.has_some, alive_s=alive_s)
+
+    def _take_blocks(
+        self,
+        inbox: Inbox,
+        route: InboxRoute,
+        attempt: str,
+        headers: Mapping[str, str],
+        body: Body,
+    ) -> Answer:
+        arrival = inbox.arrival(route.sender)
+        if arrival is None:
+            return failure(409, error="no header was announced")
+        if inbox.has_landed(route.sender):
+            return failure(409, error="it has landed already")
+        digests = _hex(headers.get("weighlock-digests", ""))
+        if digests is None:
+            return failure(400, error="Weighlock-Digests is missing")
+        first = route.block or 0
+        blocks = arrival.check_run(first, body.left, len(digests) // DIGEST_BYTES)
+        buffer = byte_view(empty((min(BLOCK_BYTES, body.left),), np.dtype(np.uint8)))
+        for number, block in enumerate(blocks):
+            view = buffer[: block_span(block, arrival.size).length]
+            body.fill(view)
+            if inbox.ended is not None:
+                return gone(inbox.ended)
+            at = number * DIGEST_BYTES
+            arrival.put(block, view, digests[at : at + DIGEST_BYTES])
+            inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
+        return failure(200, bytes=arrival.bytes_here)
+
+
+def _hex(text: str) -> bytes | None:
+    try:
+        digests = bytes.fromhex(text)
+    except ValueError:
+        return None
+    count = len(digests) // DIGEST_BYTES
+    return digests if len(digests) % DIGEST_BYTES == 0 and count <= BLOCKS_PER_RANGE else None
+
+
+def _told(work: Callable[[], Answer]) -> Answer:
+    """What the work answers, or why it could not be done, as far as a sender may know."""
+    try:
+        return work()
+    except ChunkCorrupt as error:
+        return failure(422, error="mismatch", block=error.chunk)
+    except NoSpace as error:
+        return failure(
+            507, refused=f"no space: {error.wanted_bytes} bytes needed, {error.free_bytes} free"
+        )
+    except LimitExceeded as error:
+        return failure(413, refused=str(error)[:500])
+    except (FormatError, Refused) as error:
+        return failure(403, refused=str(error)[:500])
+    except Aborted:
+        return gone("revoked")
+    except (WeighlockError, MemoryError) as error:
+        if isinstance(error, WeighlockError) and error.retryable:
+            raise
+        return failure(500, refused=f"the inbox failed: {type(error).__name__}")

@@ -1,0 +1,190 @@
+"""Sending to an inbox: one request at a time, over a connection that is kept. Knows the wire.
+
+What is sent, how often and over how many connections is the caller's.
+"""
+
+import secrets
+import socket
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from http.client import HTTPResponse
+from typing import Annotated, Literal
+
+import msgspec
+
+from weighlock.abort import Abort
+from weighlock.errors import (
+    ChunkCorrupt,
+    ProtocolError,
+    Refused,
+    RemoteProtocolError,
+    SourceError,
+    TransferError,
+)
+from weighlock.limits import Limits
+from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.connections import Connections
+from weighlock.sources.grid import DIGEST_BYTES, page_blocks
+from weighlock.sources.http_client import Connection, raise_for_status
+
+__all__ = ["Upload"]
+
+
+class _Reply(msgspec.Struct, frozen=True):
+    has_some: bool = False
+    landed: bool = False
+    error: Annotated[str, msgspec.Meta(max_length=200)] = ""
+    refused: Annotated[str, msgspec.Meta(max_length=1000)] = ""
+    block: int | None = None
+
+
+class Upload:
+    """One sender's way to an inbox.
+
+    Args:
+        url: the inbox's, or this sender's ticket of it.
+        sender: who sends, if the URL does not say so.
+        access: credentials for its origin.
+        limits: timeouts, patience.
+        abort: ends whatever waits.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        sender: str | None = None,
+        *,
+        access: Access | None = None,
+        limits: Limits | None = None,
+        abort: Abort | None = None,
+    ) -> None:
+        address = Address.of(url)
+        self.label = shown(url)
+        holder = address.holder
+        if holder is not None and sender not in (None, holder[0]):
+            raise Refused(f"{self.label}: is the ticket of {holder[0]!r}, not of {sender!r}")
+        self.sender = sender or f"sender-{secrets.token_hex(4)}"
+        self._mac: str | None = None
+        if holder is not None:
+            self.sender, self._mac = holder
+        base = address.target.partition("?")[0].rstrip("/")
+        self._address = address.beside(f"{base}/senders/{self.sender}")
+        self._attempt = secrets.token_hex(8)
+        self.connections = Connections(self.label, access, limits, abort)
+        """What it goes over."""
+
+    def close(self) -> None:
+        """Close the connections. Idempotent."""
+        self.connections.close()
+
+    def announce(self, header: bytes, size: int) -> bool:
+        """Announce a file.
+
+        Returns:
+            Whether something of it may be there already.
+
+        Raises:
+            Refused: the inbox does not take it; the error says why.
+            ShareGone: the inbox is over.
+        """
+
+        def send(connection: Connection) -> HTTPResponse:
+            headers = {**self._headers(), "Weighlock-Size": str(size)}
+            return connection.request("PUT", self._at("/header"), headers, header)
+
+        return self._asked(send).has_some
+
+    def digests(self, page: int, size: int) -> bytes:
+        """The digests of what is there of a page of blocks; zeros for what is not."""
+        wanted = DIGEST_BYTES * len(page_blocks(page, size))
+        with self.connections.lease(self._address) as connection:
+            reply = connection.request("GET", self._at(f"/digests/{page}"), self._headers())
+            if reply.status != 200:
+                raise_for_status(reply, connection, self.label)
+            if reply.length != wanted:
+                connection.close()
+                raise RemoteProtocolError(
+                    f"{self.label}: {wanted:,} bytes of digests were due, {reply.length} come"
+                )
+            digests = bytearray(wanted)
+            connection.read_into(reply, memoryview(digests))
+            connection.finish(reply)
+        return bytes(digests)
+
+    def put(
+        self,
+        first: int,
+        digests: bytes,
+        length: int,
+        send_body: Callable[[socket.socket], None],
+    ) -> None:
+        """Send neighbouring blocks.
+
+        Raises:
+            ChunkCorrupt: one did not arrive as it was sent, or was changed here meanwhile.
+            PeerLost, TransferTimeout: the connection broke; asking what is there tells how far.
+        """
+        headers = {**self._headers(), "Weighlock-Digests": digests.hex()}
+
+        def send(connection: Connection) -> HTTPResponse:
+            return connection.upload(self._at(f"/blocks/{first}"), headers, length, send_body)
+
+        self._asked(send)
+
+    def finish(self, root: str) -> bool:
+        """Say that everything was sent.
+
+        Returns:
+            False if what is there differs: somebody else sent under this name.
+        """
+        return self._say({"state": "landed", "root": root}).landed
+
+    def give_up(self, state: Literal["failed", "aborted"], cause: str, limits: Limits) -> None:
+        """Say that nothing more will come; what prevents it is not told."""
+        body = msgspec.json.encode({"state": state, "attempt": self._attempt, "cause": cause})
+        connection = Connection(self._address, self.connections.access, limits)
+        with suppress(TransferError, ProtocolError, SourceError):
+            connection.request("POST", self._address, self._headers(), body)
+        connection.close()
+
+    def _say(self, facts: dict[str, str]) -> _Reply:
+        body = msgspec.json.encode({**facts, "attempt": self._attempt})
+
+        def send(connection: Connection) -> HTTPResponse:
+            return connection.request("POST", self._address, self._headers(), body)
+
+        return self._asked(send)
+
+    def _asked(self, send: Callable[[Connection], HTTPResponse]) -> _Reply:
+        with self.connections.lease(self._address) as connection:
+            reply = send(connection)
+            if reply.status in (200, 403, 409, 413, 422, 507):
+                return self._understood(reply, connection.read_small(reply))
+            raise_for_status(reply, connection, self.label)
+        raise RemoteProtocolError(f"{self.label}: answered {reply.status} {reply.reason}")
+
+    def _understood(self, reply: HTTPResponse, body: bytes) -> _Reply:
+        try:
+            said = msgspec.json.decode(body, type=_Reply)
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+            raise RemoteProtocolError(
+                f"{self.label}: answered {reply.status}, and what makes no sense"
+            ) from error
+        if reply.status == 422 and said.block is not None:
+            raise ChunkCorrupt(
+                f"{self.label}: block {said.block} did not arrive as it was sent", chunk=said.block
+            )
+        if reply.status in (200, 409):
+            return said
+        # The other side's words: shown as one line of printable characters.
+        why = (said.refused or said.error or f"{reply.status} {reply.reason}")[:500]
+        raise Refused(f"{self.label}: does not take it: {why!r}")
+
+    def _at(self, suffix: str) -> Address:
+        return self._address.beside(self._address.target.rpartition("/")[2] + suffix)
+
+    def _headers(self) -> Mapping[str, str]:
+        headers = {"Weighlock-Attempt": self._attempt}
+        if self._mac is not None:
+            headers["Weighlock-Mac"] = self._mac
+        return headers
