@@ -9,6 +9,7 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from weighlock.abort import Abort
+    from weighlock.disk.spool import Spool
     from weighlock.errors import WeighlockError
     from weighlock.fetching.fetch import fetch
     from weighlock.fetching.push import Pushed, push
@@ -36,6 +37,7 @@ __all__ = [
     "Outcome",
     "Pushed",
     "Server",
+    "Spool",
     "State",
     "TensorRef",
     "TensorSpec",
@@ -62,6 +64,7 @@ _HOMES = {
     "Outcome": "weighlock.sharing.share",
     "Pushed": "weighlock.fetching.push",
     "Server": "weighlock.sharing.server",
+    "Spool": "weighlock.disk.spool",
     "State": "weighlock.sharing.share",
     "TensorRef": "weighlock.tensors.ref",
     "TensorSpec": "weighlock.tensors.spec",

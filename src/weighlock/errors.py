@@ -13,6 +13,7 @@ WeighlockError
 │  └─ SourceChanged              the file is no longer the one that was opened
 ├─ DiskError (OSError)           bytes could not be put
 │  ├─ NoSpace                    the disk is or would be full           .wanted_bytes .free_bytes
+│  ├─ SpoolClosed                the temporary directory that held them was closed
 │  └─ NotDurable                 fsync failed: the new file was discarded, never retried
 ├─ TransferError                 weights could not be moved between machines
 │  ├─ ShareGone                  the share is over or never was                           .reason
@@ -52,6 +53,7 @@ __all__ = [
     "ShortRead",
     "SourceChanged",
     "SourceError",
+    "SpoolClosed",
     "TransferError",
     "TransferTimeout",
     "TruncatedFile",
@@ -156,6 +158,10 @@ class NoSpace(DiskError):
         super().__init__(message, errno=errno)
         self.wanted_bytes = wanted_bytes
         self.free_bytes = free_bytes
+
+
+class SpoolClosed(DiskError):
+    """The spool that holds, or should hold, the bytes was closed, or belongs to another process."""
 
 
 class NotDurable(DiskError):

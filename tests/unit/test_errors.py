@@ -24,6 +24,7 @@ TREE = [
     ("DiskError", "WeighlockError", OSError),
     ("NoSpace", "DiskError", OSError),
     ("NotDurable", "DiskError", OSError),
+    ("SpoolClosed", "DiskError", OSError),
     ("LimitExceeded", "WeighlockError", Exception),
 ]
 
@@ -40,6 +41,7 @@ EXAMPLES = [
     errors.DiskError("cannot be put", errno=30),
     errors.NoSpace("is full", wanted_bytes=10, free_bytes=3, errno=28),
     errors.NotDurable("is lost", errno=5),
+    errors.SpoolClosed("is gone"),
     errors.LimitExceeded("too many", limit="tensors", asked=10, allowed=3),
 ]
 FIELDS = [

@@ -85,12 +85,12 @@ def command(
         shared = _shared_names(chosen)
         total = sum(ref.nbytes for ref in chosen.values()) if tied == "copy" else chosen.nbytes
         with progress_bar(f"{label(source)} → {target}", total) as progress:
-            save(
+            save(  # type: ignore[call-overload]
                 target,
                 chosen,
                 metadata=_metadata(chosen, texts) if texts else None,
                 durable=not no_sync,
-                tied=tied,  # type: ignore[arg-type]
+                tied=tied,
                 max_shard_bytes=max_shard_size,
                 progress=progress,
             )

@@ -156,6 +156,21 @@ class AtomicFile(Lifetime):
                 progress(copied)
         return done
 
+    def read_into(self, offset: int, buffer: memoryview) -> bool:
+        """Fill the buffer with what was written there; False if the file ends before."""
+        done = 0
+        while done < len(buffer):
+            got = os.preadv(self._fd, [buffer[done:]], offset + done)
+            if got == 0:
+                return False
+            done += got
+        return True
+
+    def truncate(self, size: int) -> None:
+        """Give the file that length."""
+        with self._in_use(), self._place.errors(f"cannot be made {size:,} bytes long", size):
+            self._disk.truncate(self._fd, size)
+
     def insert(self, offset: int, count: int) -> int:
         """Make room for at least `count` bytes at an offset without moving data.
 

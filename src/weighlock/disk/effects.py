@@ -36,7 +36,7 @@ class Disk(Protocol):
     def create_unnamed(self, directory: int) -> int | None:
         """A new file without a name, gone when its descriptor closes; None if there is no such."""
 
-    def create(self, directory: int, name: str) -> int:
+    def create(self, directory: int, name: str, mode: int = 0o666) -> int:
         """A new file; fails if the name exists, also as a link."""
 
     def reopen(self, directory: int, name: str) -> int | None:
@@ -51,8 +51,8 @@ class Disk(Protocol):
     def truncate(self, fd: int, size: int) -> None:
         """Give a file that length."""
 
-    def make_directory(self, directory: int, name: str) -> None:
-        """A new directory."""
+    def make_directory(self, directory: int, name: str, mode: int = 0o777) -> None:
+        """A new directory; fails if the name exists, also as a link."""
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         """Write at an offset; returns how many bytes were taken."""
@@ -110,8 +110,8 @@ class PosixDisk:
         os.close(fd)  # without /proc it could never be given a name
         return None
 
-    def create(self, directory: int, name: str) -> int:
-        return os.open(name, _NEW, 0o666, dir_fd=directory)
+    def create(self, directory: int, name: str, mode: int = 0o666) -> int:
+        return os.open(name, _NEW, mode, dir_fd=directory)
 
     def reopen(self, directory: int, name: str) -> int | None:
         try:
@@ -139,8 +139,8 @@ class PosixDisk:
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)
 
-    def make_directory(self, directory: int, name: str) -> None:
-        os.mkdir(name, 0o777, dir_fd=directory)
+    def make_directory(self, directory: int, name: str, mode: int = 0o777) -> None:
+        os.mkdir(name, mode, dir_fd=directory)
 
     def write(self, fd: int, data: memoryview, offset: int) -> int:
         return os.pwrite(fd, data, offset)

@@ -30,6 +30,16 @@ class Owner:
         """This process."""
         return cls(os.getpid(), _start_time(os.getpid()), _boot())
 
+    def text(self) -> str:
+        """What names it in a file."""
+        return f"{self.pid} {self.started} {self.boot}\n"
+
+    @classmethod
+    def parse(cls, text: str) -> "Owner | None":
+        """Whom a file names; None if that is no owner."""
+        found = re.fullmatch(r"(\d{1,10}) (\d{1,20}) ([0-9a-f]{1,64})\n", text, re.ASCII)
+        return None if found is None else cls(int(found[1]), found[2], found[3])
+
     @property
     def is_dead(self) -> bool:
         """Whether it provably lives no more. What cannot be known counts as alive."""

@@ -20,17 +20,26 @@ _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 class Place:
     """A name in a directory.
 
+    Args:
+        path: the name, with the directory.
+        disk: the effects.
+        directory: the directory, if it is open already; closed with the place.
+
     Raises:
         DiskError: it cannot be a file's or directory's name, or its directory cannot be opened.
     """
 
-    def __init__(self, path: "str | os.PathLike[str]", disk: Disk) -> None:
+    def __init__(
+        self, path: "str | os.PathLike[str]", disk: Disk, directory: int | None = None
+    ) -> None:
         self.path = os.fspath(path)
         parent, self.name = os.path.split(self.path)
         self.disk = disk
-        self.directory = -1
+        self.directory = -1 if directory is None else directory
         if self.name in ("", ".", ".."):
             raise DiskError(f"{self.path}: cannot be written: it names a directory")
+        if directory is not None:
+            return
         with self.errors("cannot be written: its directory"):
             self.directory = disk.open_directory(parent or ".")
 

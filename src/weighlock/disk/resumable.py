@@ -36,24 +36,9 @@ class ResumableFile(AtomicFile):
         """Where the file lies until it is put in place."""
         return os.path.join(os.path.dirname(self.path), self._temporary or "")
 
-    def read_into(self, offset: int, buffer: memoryview) -> bool:
-        """Fill the buffer with what was written there; False if the file ends before."""
-        done = 0
-        while done < len(buffer):
-            got = os.preadv(self._fd, [buffer[done:]], offset + done)
-            if got == 0:
-                return False
-            done += got
-        return True
-
     def allocated_bytes(self) -> int:
         """Bytes the file already takes on the disk."""
         return os.fstat(self._fd).st_blocks * 512
-
-    def truncate(self, size: int) -> None:
-        """Give the file that length."""
-        with self._in_use(), self._place.errors(f"cannot be made {size:,} bytes long", size):
-            self._disk.truncate(self._fd, size)
 
     def keep(self) -> None:
         """Close the file and leave it as nobody's, for the next attempt. Idempotent.

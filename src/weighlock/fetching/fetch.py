@@ -7,12 +7,14 @@ landings are its neighbours'.
 import os
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
-from dataclasses import dataclass, field
+from contextlib import closing, nullcontext
+from dataclasses import dataclass, field, replace
 
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.lease import Lease, SpoolFile
 from weighlock.disk.resumable import ResumableFile
+from weighlock.disk.spool import Spool
 from weighlock.errors import (
     Aborted,
     FormatError,
@@ -30,6 +32,7 @@ from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import is_index, noted, open_url
 from weighlock.formats.safetensors import arrange, build_header
 from weighlock.formats.sharded import INDEX_NAME, read_index
+from weighlock.formats.spooled import open_landed, open_landed_shards
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.grid import block_span
@@ -72,7 +75,7 @@ def fetch(
     url: str,
     *,
     out: "Mapping[str, object] | object | None" = None,
-    into: "str | os.PathLike[str] | None" = None,
+    into: "str | os.PathLike[str] | Spool | None" = None,
     names: str | Sequence[str] | None = None,
     base: "Mapping[str, object] | str | os.PathLike[str] | None" = None,
     receiver: str | None = None,
@@ -91,7 +94,7 @@ def fetch(
         url: of a share, of any file on an HTTP server, or of the index of a sharded model.
         out: a mapping of names to arrays or tensors, or a torch module, that receives them.
         into: a file (for a sharded model, a directory) that receives them. What an interrupted
-            fetch left there is taken up.
+            fetch left there is taken up. Into a spool: a temporary file, gone with its last ref.
         names: glob patterns; only these tensors.
         base: a model one has, as a catalog, arrays or a path: blocks that are the same in it are
             not pulled.
@@ -132,15 +135,19 @@ def fetch(
     patterns = (names,) if isinstance(names, str) else names
     opened = _open_base(base)
     try:
-        if is_index(url):
-            return _fetch_sharded(url, out, into, patterns, opened, progress, how)
-        with closing(how.open(url)) as source:
-            with Reporting(source, receiver, progress) as reporting:
-                one = _One(source, patterns, opened, how)
-                fetched = one.fetch(out, into, reporting.told)
-            if reporting.unconfirmed:
-                fetched = fetched.noted(UNCONFIRMED)
-            return noted(fetched, source)
+        with (
+            into.aborting(how.abort) if isinstance(into, Spool) else nullcontext(how.abort) as stop
+        ):
+            how = replace(how, abort=stop)
+            if is_index(url):
+                return _fetch_sharded(url, out, into, patterns, opened, progress, how)
+            with closing(how.open(url)) as source:
+                with Reporting(source, receiver, progress) as reporting:
+                    one = _One(source, patterns, opened, how)
+                    fetched = one.fetch(out, into, reporting.told)
+                if reporting.unconfirmed:
+                    fetched = fetched.noted(UNCONFIRMED)
+                return noted(fetched, source)
     finally:
         if isinstance(base, (str, os.PathLike)) and opened is not None:
             opened.close()
@@ -172,10 +179,12 @@ class _One:
     def fetch(
         self,
         out: object | None,
-        into: "str | os.PathLike[str] | None",
+        into: "str | os.PathLike[str] | Spool | None",
         tell: Callable[[int, int], None] | None,
     ) -> Catalog:
-        if into is not None and self._patterns is None:
+        if isinstance(into, Spool) and self._patterns is None:
+            return open_landed(self.to_spool(into, tell), self._how.limits)
+        if into is not None and not isinstance(into, Spool) and self._patterns is None:
             return self._to_file(into, Progress(self._source.size, tell))
         remote = open_source(self._source, self._how.limits)
         chosen = _chosen(remote, self._patterns)
@@ -194,9 +203,9 @@ class _One:
         received.complete()
         return received.catalog
 
-    def _pull(self, remote: Catalog, landing: Landing, progress: Progress) -> None:
+    def _pull(self, remote: Catalog | None, landing: Landing, progress: Progress) -> None:
         blocks = list(landing.blocks)
-        if self._base is not None:
+        if self._base is not None and remote is not None:
             with closing(BaseContents(self._source, remote, self._base)) as base:
                 blocks = take_from_base(
                     self._source, base, blocks, landing, self._counting(progress)
@@ -210,11 +219,25 @@ class _One:
 
         return count
 
+    def to_spool(self, spool: Spool, tell: Callable[[int, int], None] | None) -> Lease:
+        """Land the whole file in a spool."""
+        size = self._source.size
+        remote = self._known()
+        with spool.file(size) as file:
+            landing = FileLanding(file, size)
+            self._pull(remote, landing, Progress(size, tell))
+            landing.complete()
+            return file.finish()
+
+    def _known(self) -> Catalog | None:
+        """The catalog of a share, or where there is a base: lies are found before any block."""
+        if self._source.remote.resource.is_share or self._base is not None:
+            return open_source(self._source, self._how.limits)
+        return None
+
     def _to_file(self, into: "str | os.PathLike[str]", progress: Progress) -> Catalog:
         source = self._source
-        remote = None
-        if source.remote.resource.is_share or self._base is not None:
-            remote = open_source(source, self._how.limits)  # lies are found before the first block
+        remote = self._known()
         file = ResumableFile(into, durable=self._how.durable)
         try:
             file.reserve(max(0, source.size - file.allocated_bytes()))
@@ -250,7 +273,7 @@ class _One:
         self,
         remote: Catalog,
         chosen: Catalog,
-        into: "str | os.PathLike[str]",
+        into: "str | os.PathLike[str] | Spool",
         tell: Callable[[int, int], None] | None,
     ) -> Catalog:
         by_span = {ref.span: ref for ref in reversed(_stored(chosen))}
@@ -265,22 +288,24 @@ class _One:
         arrangement = arrange(specs)
         header = build_header(specs, arrangement.offsets, {**metadata, **aliases})
         moves = [(ref.span, len(header) + arrangement.offsets[ref.name]) for ref in refs]
-        with AtomicFile(into, durable=self._how.durable) as file:
+        with (
+            into.file() if isinstance(into, Spool) else AtomicFile(into, durable=self._how.durable)
+        ) as file:
             file.reserve(len(header) + arrangement.data_bytes)
             landing = PartLanding(file, header, moves, self._source.size)
             self._pull(remote, landing, Progress(_bytes_of(landing, self._source.size), tell))
             landing.complete()
+            if isinstance(file, SpoolFile):
+                return open_landed(file.finish(), self._how.limits)
+        assert not isinstance(into, Spool)  # noqa: S101
         return open_catalog(into, self._how.limits)
 
     def _unlike_a_share(
-        self, chosen: Catalog, out: object | None, into: "str | os.PathLike[str] | None"
+        self, chosen: Catalog, out: object | None, into: "str | os.PathLike[str] | Spool | None"
     ) -> Catalog:
         """A checkpoint on a plain server, whose tensors do not lie as they are wanted."""
-        from weighlock.formats.save import save
-
         if into is not None:
-            save(into, chosen, durable=self._how.durable)
-            return open_catalog(into, self._how.limits)
+            return _saved(into, chosen, self._how)
         if out is not None:
             received = into_arrays(chosen, out, strict=self._patterns is None, lazily=True)
             received.complete()
@@ -289,6 +314,15 @@ class _One:
         return Catalog(
             {name: as_ref(name, array) for name, array in arrays.items()}, chosen.metadata
         )
+
+
+def _saved(into: "str | os.PathLike[str] | Spool", chosen: Catalog, how: How) -> Catalog:
+    from weighlock.formats.save import save
+
+    if isinstance(into, Spool):
+        return save(into, chosen, limits=how.limits)
+    save(into, chosen, durable=how.durable)
+    return open_catalog(into, how.limits)
 
 
 def _chosen(remote: Catalog, patterns: Sequence[str] | None) -> Catalog:
@@ -311,7 +345,7 @@ def _bytes_of(landing: Landing, size: int) -> int:
 def _fetch_sharded(
     url: str,
     out: object | None,
-    into: "str | os.PathLike[str] | None",
+    into: "str | os.PathLike[str] | Spool | None",
     patterns: Sequence[str] | None,
     base: Catalog | None,
     tell: Callable[[int, int], None] | None,
@@ -323,18 +357,27 @@ def _fetch_sharded(
     address = Address.of(url)
     urls = {name: address.sibling(name).url for name in index.shards}
     if into is not None and patterns is None:
-        os.makedirs(into, exist_ok=True)
         total = 0
         for shard in urls.values():
             with closing(how.open(shard)) as source:
                 total += source.size
         before = 0
+        landed: dict[str, Lease] = {}
+        if isinstance(into, Spool):
+            into.reserve(total)
+        else:
+            os.makedirs(into, exist_ok=True)
         for name, shard in urls.items():
             with closing(how.open(shard)) as source:
-                path = os.path.join(into, name)
                 told = _shifted(tell, before, total)
-                _One(source, None, base, how).fetch(None, path, told).close()
+                one = _One(source, None, base, how)
+                if isinstance(into, Spool):
+                    landed[name] = one.to_spool(into, told)
+                else:
+                    one.fetch(None, os.path.join(into, name), told).close()
                 before += source.size
+        if isinstance(into, Spool):
+            return noted(open_landed_shards(index, landed, how.limits), first)
         name = os.path.basename(address.target.partition("?")[0]) or INDEX_NAME
         with AtomicFile(os.path.join(into, name), durable=how.durable) as file:
             file.write(0, memoryview(index.raw))
@@ -343,10 +386,7 @@ def _fetch_sharded(
     with whole:
         chosen = _chosen(whole, patterns)
         if into is not None:
-            from weighlock.formats.save import save
-
-            save(into, chosen, durable=how.durable)
-            return noted(open_catalog(into, how.limits), first)
+            return noted(_saved(into, chosen, how), first)
         if out is not None:
             received = into_arrays(chosen, out, strict=patterns is None, lazily=True)
             received.complete()

@@ -2,10 +2,11 @@
 
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, TypeAlias
+from typing import TYPE_CHECKING, Literal, TypeAlias, overload
 
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.directory import AtomicDirectory
+from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError
 from weighlock.formats.safetensors import check_metadata
 from weighlock.formats.sharded import INDEX_NAME, build_index
@@ -26,6 +27,7 @@ __all__ = ["Tensors", "own_metadata", "save", "source_positions", "untied"]
 Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 
 
+@overload
 def save(
     path: "str | os.PathLike[str]",
     tensors: Tensors,
@@ -37,11 +39,40 @@ def save(
     max_shard_bytes: int | None = None,
     progress: Callable[[int], None] | None = None,
     limits: Limits | None = None,
-) -> None:
+) -> None: ...
+
+
+@overload
+def save(
+    path: Spool,
+    tensors: Tensors,
+    specs: Iterable[SpecLike] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
+    *,
+    tied: Literal["copy", "alias"] = "copy",
+    progress: Callable[[int], None] | None = None,
+    limits: Limits | None = None,
+) -> Catalog: ...
+
+
+def save(
+    path: "str | os.PathLike[str] | Spool",
+    tensors: Tensors,
+    specs: Iterable[SpecLike] | None = None,
+    metadata: Mapping[str, str] | None = None,
+    durable: bool = True,
+    *,
+    tied: Literal["copy", "alias"] = "copy",
+    max_shard_bytes: int | None = None,
+    progress: Callable[[int], None] | None = None,
+    limits: Limits | None = None,
+) -> Catalog | None:
     """Write tensors to a safetensors file, holding a few megabytes of them at most.
 
     Args:
-        path: the destination; with `max_shard_bytes`, a directory that is new or empty.
+        path: the destination; with `max_shard_bytes`, a directory that is new or empty. A spool
+            for a temporary file.
         tensors: a mapping or catalog, or an iterable of `(name, tensor)`; a tensor is a numpy
             array, a torch tensor on any device, or a ref, which is copied from where it lies.
         specs: what an iterable will give, in any order, as `TensorSpec` or `(name, dtype, shape)`.
@@ -54,6 +85,9 @@ def save(
             larger tensor in a file of its own, and their index.
         progress: called after each step with the bytes it wrote.
         limits: bounds of the header.
+
+    Returns:
+        For a spool, the catalog of what was written, which lives as long as its refs.
 
     Raises:
         LayoutError: tensors and specs disagree, or something is not a plain tensor.
@@ -81,6 +115,12 @@ def save(
         refs = (as_ref(name, value) for name, value in tensors)
     job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
     announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
+    if isinstance(path, Spool):
+        if max_shard_bytes is not None:
+            raise LayoutError("max_shard_bytes: what is saved to a spool is one file")
+        with job.writer(path, announced) as writer:
+            _write_all(writer, refs)
+        return writer.landed(limits)
     if max_shard_bytes is None:
         with job.writer(path, announced) as writer:
             _write_all(writer, refs)
@@ -88,6 +128,7 @@ def save(
         raise LayoutError(f"max_shard_bytes={max_shard_bytes}: a shard must hold something")
     else:
         _save_sharded(path, refs, announced, max_shard_bytes, job)
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,7 +150,7 @@ class _Job:
 
     def writer(
         self,
-        path: "str | os.PathLike[str]",
+        path: "str | os.PathLike[str] | Spool",
         specs: list[TensorSpec] | None,
         *,
         staged: bool = False,

@@ -13,7 +13,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
-from weighlock.errors import LayoutError
+from weighlock.disk.lease import SpoolFile
+from weighlock.disk.spool import Spool
+from weighlock.errors import LayoutError, LocalProtocolError
 from weighlock.formats.placement import Placement, Planned, Streamed
 from weighlock.formats.safetensors import check_metadata
 from weighlock.lifetimes import Lifetime
@@ -28,6 +30,7 @@ from weighlock.tensors.torch import TorchRef
 
 if TYPE_CHECKING:
     from weighlock.disk.effects import Disk
+    from weighlock.tensors.catalog import Catalog
 
 __all__ = ["Finish", "Writer"]
 
@@ -83,7 +86,7 @@ class Writer(Lifetime):
     after any error, whatever was at the path stays as it was and nothing lies beside it.
 
     Args:
-        path: the destination.
+        path: the destination; a spool for a temporary file, which `landed()` opens.
         specs: what will be written. Given, every tensor has its place from the start, aligned to
             its element size, and exactly these must be written. Not given, tensors are laid down
             as they come.
@@ -104,7 +107,7 @@ class Writer(Lifetime):
 
     def __init__(
         self,
-        path: "str | os.PathLike[str]",
+        path: "str | os.PathLike[str] | Spool",
         specs: Iterable[SpecLike] | None = None,
         *,
         data_order: Iterable[str] | None = None,
@@ -132,7 +135,11 @@ class Writer(Lifetime):
             by_name = {spec.name: spec for spec in announced}
             ordered = None if data_order is None else [by_name[name] for name in data_order]
             self._placement = Planned(announced, self._metadata, limits, ordered)
-        self._file = AtomicFile(path, durable=durable, staged=staged, disk=disk)
+        self._file: AtomicFile
+        if isinstance(path, Spool):
+            self._file = path.file()
+        else:
+            self._file = AtomicFile(path, durable=durable, staged=staged, disk=disk)
         try:
             self._file.reserve(self._placement.total_bytes)
         except BaseException:
@@ -192,6 +199,21 @@ class Writer(Lifetime):
         """
         self._seal()
         self._file.commit()
+
+    def landed(self, limits: Limits | None = None) -> "Catalog":
+        """What was written to a spool, once finished. Its file lives as long as the refs.
+
+        Raises:
+            LocalProtocolError: it was written to a path, which `weighlock.open` opens.
+        """
+        from weighlock.formats.spooled import open_landed
+
+        if not isinstance(self._file, SpoolFile):
+            raise LocalProtocolError(f"{self.path}: is no spool's; weighlock.open reads it")
+        lease = self._file.lease
+        if lease is None:
+            raise LocalProtocolError(f"{self.path}: is not finished")
+        return open_landed(lease, limits)
 
     def finish_in_background(self) -> Finish:
         """Return at once and put the file in place from another thread.

@@ -8,17 +8,21 @@ import re
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weighlock.errors import LayoutError
+from weighlock.errors import LayoutError, LocalProtocolError
 from weighlock.lifetimes import Lifetime
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import load_together
 
 if TYPE_CHECKING:
+    from os import PathLike
+
     from weighlock.tensors.arrays import Array
 
-__all__ = ["Beside", "Catalog", "LoadReport"]
+__all__ = ["Beside", "Catalog", "Keeping", "LoadReport"]
+
+Keeping: TypeAlias = "Callable[[str | PathLike[str], bool], Catalog]"
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,9 +56,10 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         close: called once by `close()`, to let go of what the refs read from.
         shards: gives the catalogs of the files the tensors are spread over, by file name.
         beside: what else the file holds.
+        keep: makes the files behind the refs lasting ones, where they are temporary.
     """
 
-    __slots__ = ("_beside", "_close", "_metadata", "_refs", "_shards")
+    __slots__ = ("_beside", "_close", "_keep", "_metadata", "_refs", "_shards")
 
     def __init__(
         self,
@@ -63,18 +68,19 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         close: Callable[[], None] | None = None,
         shards: "Callable[[], Mapping[str, Catalog]] | None" = None,
         beside: "Beside | None" = None,
+        keep: "Keeping | None" = None,
     ) -> None:
         self._refs = refs
         self._metadata = MappingProxyType(dict(metadata or {}))
         self._close = close
         self._shards = shards
         self._beside = beside or Beside()
+        self._keep = keep
 
     def _take_over(self, other: "Catalog") -> None:
         """Be the other one from now on, with what there is to close."""
-        Catalog.__init__(
-            self, other._refs, other._metadata, other._close, other._shards, other._beside
-        )
+        inner = other._refs, other._metadata, other._close, other._shards, other._beside
+        Catalog.__init__(self, *inner, other._keep)
         other._close = None
 
     def __getitem__(self, name: str) -> TensorRef:
@@ -193,7 +199,37 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
     def noted(self, note: str) -> "Catalog":
         """The same catalog with one more note; it takes over what there is to close."""
         beside = replace(self._beside, notes=(*self._beside.notes, note))
-        return Catalog(self._refs, self._metadata, self._close, self._shards, beside)
+        return Catalog(self._refs, self._metadata, self._close, self._shards, beside, self._keep)
+
+    def keeping(self, keep: "Keeping") -> "Catalog":
+        """The same catalog of temporary files; it takes over what there is to close."""
+        return Catalog(self._refs, self._metadata, self._close, self._shards, self._beside, keep)
+
+    def keep(self, path: "str | PathLike[str]", *, durable: bool = True) -> "Catalog":
+        """Hand over what landed in a spool: it lies under that path now, and is not temporary.
+
+        On the same file system the file is renamed, and refs taken before read on; elsewhere it is
+        copied, and the temporary file still goes with its last ref. The destination is replaced
+        atomically; for a model of several files it is a directory, which must be new or empty.
+
+        Args:
+            path: the destination.
+            durable: survive a power loss once this returns.
+
+        Returns:
+            The catalog of what lies there.
+
+        Raises:
+            LocalProtocolError: these tensors do not lie in a spool, or are not all of a file.
+            SpoolClosed: the spool was closed.
+            DiskError: the disk refused. Nothing has changed then.
+        """
+        if self._keep is None:
+            raise LocalProtocolError(
+                f"cannot keep these {len(self)} tensors as {path}: they are not what landed in a "
+                "spool; weighlock.save(path, catalog) writes tensors from anywhere"
+            )
+        return self._keep(path, durable)
 
     def map(self, change: Callable[[TensorRef], TensorRef]) -> "Catalog":
         """The same names with a changed ref each, such as one that casts as it reads."""
