@@ -10,6 +10,7 @@ if sys.platform == "win32":
 if TYPE_CHECKING:
     from weighlock.abort import Abort
     from weighlock.disk.spool import Spool
+    from weighlock.disk.sweep import SweepReport, sweep
     from weighlock.errors import WeighlockError
     from weighlock.fetching.fetch import fetch
     from weighlock.fetching.push import Pushed, push
@@ -39,6 +40,7 @@ __all__ = [
     "Server",
     "Spool",
     "State",
+    "SweepReport",
     "TensorRef",
     "TensorSpec",
     "WeighlockError",
@@ -49,6 +51,7 @@ __all__ = [
     "push",
     "save",
     "stream",
+    "sweep",
 ]
 __version__ = "0.1.0"
 
@@ -66,6 +69,7 @@ _HOMES = {
     "Server": "weighlock.sharing.server",
     "Spool": "weighlock.disk.spool",
     "State": "weighlock.sharing.share",
+    "SweepReport": "weighlock.disk.sweep",
     "TensorRef": "weighlock.tensors.ref",
     "TensorSpec": "weighlock.tensors.spec",
     "WeighlockError": "weighlock.errors",
@@ -76,6 +80,7 @@ _HOMES = {
     "push": "weighlock.fetching.push",
     "save": "weighlock.formats.save",
     "stream": "weighlock.fetching.stream",
+    "sweep": "weighlock.disk.sweep",
 }
 _NAMES_THERE = {"open": "open_catalog"}
 

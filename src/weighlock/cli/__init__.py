@@ -19,7 +19,10 @@ from weighlock.errors import WeighlockError
 
 __all__ = ["main"]
 
-_VERBS = ("ls", "info", "convert", "verify", "diff", "scan", "serve", "pull", "push", "demo")
+_VERBS = (
+    *("ls", "info", "convert", "verify", "diff", "scan"),
+    *("serve", "pull", "push", "sweep", "demo"),
+)
 
 
 class _Verbs(click.Group):

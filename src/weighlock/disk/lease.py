@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.place import Place
-from weighlock.errors import DiskError, SpoolClosed
+from weighlock.errors import DiskError
 
 if TYPE_CHECKING:
     from weighlock.disk.spool import Spool, SpoolDirectory
@@ -114,15 +114,13 @@ class SpoolFile(AtomicFile):
         return self._lease
 
     def _grow(self, size: int) -> None:
+        self._check()
         if size > self._charged:
             self._directory.charge(self._name, size, self._spool.quota_bytes)
             self._charged = size
 
     def _check(self) -> None:
-        if self._directory.closed:
-            raise self._directory.gone()
-        if os.getpid() != self._directory.pid:
-            raise SpoolClosed(f"{self.path}: is landed by process {self._directory.pid}")
+        self._directory.check()
         self.abort.check()
 
     @contextlib.contextmanager

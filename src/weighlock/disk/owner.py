@@ -7,7 +7,16 @@ import os
 import re
 from dataclasses import dataclass
 
-__all__ = ["MARK", "Owner", "owner_of", "prefix_of", "temporary_name"]
+__all__ = [
+    "MARK",
+    "NOBODY",
+    "Owner",
+    "owner_of",
+    "part_owner",
+    "prefix_of",
+    "start_time",
+    "temporary_name",
+]
 
 MARK = ".part-"
 """In the name of every temporary that lies beside a destination."""
@@ -28,7 +37,7 @@ class Owner:
     @classmethod
     def current(cls) -> "Owner":
         """This process."""
-        return cls(os.getpid(), _start_time(os.getpid()), _boot())
+        return cls(os.getpid(), start_time(os.getpid()), _boot())
 
     def text(self) -> str:
         """What names it in a file."""
@@ -50,7 +59,7 @@ class Owner:
             return False
         if self.boot != here.boot:
             return True
-        return _start_time(self.pid) != self.started
+        return start_time(self.pid) != self.started
 
 
 NOBODY = Owner(0, "0", "0")
@@ -74,13 +83,20 @@ def temporary_name(destination: str, owner: Owner | None = None) -> str:
 def owner_of(name: str, destination: str) -> Owner | None:
     """Whose temporary of that destination a name is; None if it is none."""
     prefix = prefix_of(destination)
-    found = re.fullmatch(r"(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]{16}", name[len(prefix) :])
-    if not name.startswith(prefix) or found is None:
+    if not name.startswith(prefix) or MARK in name[len(prefix) :]:
+        return None
+    return part_owner(name)
+
+
+def part_owner(name: str) -> Owner | None:
+    """Whose temporary a name is, of whatever destination; None if it is none."""
+    found = re.fullmatch(r"(\d+)-(\d+)-([0-9a-f]+)-[0-9a-f]{16}", name.rpartition(MARK)[2])
+    if not name.startswith(".") or MARK not in name or found is None:
         return None
     return Owner(int(found[1]), found[2], found[3])
 
 
-def _start_time(pid: int) -> str:
+def start_time(pid: int) -> str:
     """Clock ticks from boot to a process's start; "0" if there is no such process."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as status:

@@ -10,7 +10,6 @@ garbage collector's doing, or a signal handler's, at any point of any thread.
 
 import contextlib
 import os
-import stat
 import threading
 import warnings
 import weakref
@@ -23,13 +22,14 @@ from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.lease import Lease, SpoolFile
 from weighlock.disk.mounts import IN_MEMORY, file_system
 from weighlock.disk.owner import Owner
+from weighlock.disk.roots import open_inside, open_root
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import Aborted, DiskError, NoSpace, SpoolClosed
 
 if TYPE_CHECKING:
     from weakref import WeakSet
 
-__all__ = ["OWNER_NAME", "PREFIX", "Spool", "SpoolDirectory", "empty_directory", "open_root"]
+__all__ = ["OWNER_NAME", "PREFIX", "Spool", "SpoolDirectory", "empty_directory"]
 
 PREFIX = "weighlock-spool-"
 """What the names of spools begin with; 128 random bits follow."""
@@ -127,10 +127,10 @@ class Spool:
             NoSpace: it does not fit the quota or the disk. Nothing was written.
             SpoolClosed: the spool was closed, or is another process's.
         """
-        self._check()
+        self._directory.check()
         made = SpoolFile(self, self._directory, self._abort, total_bytes)
         self._landings.add(made)
-        self._check()  # closed meanwhile: dropping the file removes it
+        self._directory.check()  # closed meanwhile: dropping the file removes it
         return made
 
     def reserve(self, total_bytes: int) -> None:
@@ -165,7 +165,7 @@ class Spool:
     @contextlib.contextmanager
     def aborting(self, abort: Abort) -> Iterator[Abort]:
         """An abort for what is done to land here: set by `abort`, and by this spool's end."""
-        self._check()
+        self._directory.check()
         either, mine = Abort(), self._abort
         try:
             with (
@@ -184,15 +184,6 @@ class Spool:
         self._leases.add(made)
         return made
 
-    def _check(self) -> None:
-        if self.closed:
-            raise self._directory.gone()
-        if os.getpid() != self._directory.pid:
-            raise SpoolClosed(
-                f"{self.path}: belongs to process {self._directory.pid}; a forked child makes its "
-                "own spool to land in"
-            )
-
 
 class SpoolDirectory:
     """The directory of a spool, and how many bytes each of its files may take.
@@ -204,12 +195,14 @@ class SpoolDirectory:
         self.disk = disk
         self.pid = os.getpid()
         self.closed = False
+        self._over = False
         self._lock = threading.Lock()
         self._sizes: dict[str, int] = {}
         self._root = self._inside = self._owner = -1
         self.path = root
         self._on_signal: CleanupOnSignal | None = None
         try:
+            os.makedirs(root, 0o700, exist_ok=True)
             self._root = open_root(root, disk)
             self._make(root)
             self.file_system = file_system(self._inside)
@@ -231,7 +224,7 @@ class SpoolDirectory:
             self.path = os.path.join(root, self._name)
             self.disk.make_directory(self._root, self._name, 0o700)
             try:
-                self._inside = _open_inside(self._root, self._name)
+                self._inside = open_inside(self._root, self._name)
                 self._owner = self.disk.create(self._inside, OWNER_NAME, 0o600)
             except FileNotFoundError:
                 if attempt + 1 == _ATTEMPTS:
@@ -245,7 +238,7 @@ class SpoolDirectory:
                 self.disk.write(self._owner, text, 0)
                 return
             self.remove()
-            self.closed = False
+            self._over = False
             self._close(-1)
         raise DiskError(f"{root}: sweeps keep removing the spools that are made there")
 
@@ -287,8 +280,9 @@ class SpoolDirectory:
         Raises:
             SpoolClosed: it is.
         """
+        self.check()  # before the lock: a fork may have left it held by a thread that is not here
         with self._lock:
-            if self.closed:
+            if self.closed or self._over:
                 raise self.gone()
             yield self._inside
 
@@ -301,26 +295,42 @@ class SpoolDirectory:
                 self.disk.unlink(self._inside, name)
         self.forget(name)
 
+    def check(self) -> None:
+        """Raise `SpoolClosed` if nothing can be put here, or not by this process."""
+        if self.closed:
+            raise self.gone()
+        if os.getpid() != self.pid:
+            raise SpoolClosed(
+                f"{self.path}: belongs to process {self.pid}; a forked child makes its own spool"
+            )
+
     def gone(self) -> SpoolClosed:
         """The error for who comes too late."""
         return SpoolClosed(f"{self.path}: the spool was closed, and what lay in it is gone")
 
     def remove(self) -> None:
         """Remove what it holds and itself, as far as the system lets us."""
-        self.closed = True
         if os.getpid() != self.pid or self._root < 0:
             return
-        if self._inside >= 0:
-            empty_directory(self.disk, self._inside, list(self._sizes))
-        with contextlib.suppress(OSError):
-            self.disk.remove_directory(self._root, self._name)
+        self._over = True
+        for _ in range(_ATTEMPTS):  # a landing in another thread may just have made a file
+            if self._inside >= 0:
+                empty_directory(self.disk, self._inside, list(self._sizes))
+            try:
+                self.disk.remove_directory(self._root, self._name)
+            except OSError:
+                continue
+            return
 
     def end(self) -> None:
-        """Remove it and let go of all descriptors. Once; by `close`, or as the safety net."""
+        """Remove it and let go of all descriptors. Once; by `close`, or as the safety net.
+
+        When the interpreter exits, daemon threads may still be reading: they go on until they end
+        with the process, and are not told that the spool was closed.
+        """
         if os.getpid() == self.pid:
             with self._lock:  # nobody is making a file
-                self.closed = True
-            self.remove()
+                self.remove()
         if self._on_signal is not None:
             self._on_signal.cancel()
         root, self._root = self._root, -1
@@ -350,37 +360,3 @@ def empty_directory(disk: Disk, directory: int, known: "list[str] | None" = None
     for name in [*sorted(names - {OWNER_NAME}), OWNER_NAME]:
         with contextlib.suppress(OSError):
             disk.unlink(directory, name)
-
-
-def open_root(root: str, disk: Disk) -> int:
-    """The directory that spools lie in, made if it is not there, if it can be trusted.
-
-    Raises:
-        DiskError: somebody else could plant links in it or rename what is ours.
-    """
-    with contextlib.suppress(FileExistsError):
-        os.makedirs(root, 0o700)
-    ours = {0, os.geteuid()}
-    link = os.lstat(root)
-    if link.st_uid not in ours:
-        raise DiskError(f"{root}: belongs to user {link.st_uid}: name a root of your own")
-    directory = disk.open_directory(root)
-    status = os.fstat(directory)
-    if status.st_uid in ours and (
-        not status.st_mode & stat.S_IWOTH or status.st_mode & stat.S_ISVTX
-    ):
-        return directory
-    disk.close(directory)
-    if status.st_uid not in ours:
-        raise DiskError(
-            f"{root}: leads to a directory of user {status.st_uid}: name one of your own"
-        )
-    raise DiskError(
-        f"{root}: everybody may write to it, and it has no sticky bit (mode "
-        f"{stat.S_IMODE(status.st_mode):o}): run `chmod o-w`, or name a root of your own"
-    )
-
-
-def _open_inside(root: int, name: str) -> int:
-    flags = os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
-    return os.open(name, flags, dir_fd=root)

@@ -64,3 +64,15 @@ class CleanupOnSignal:
                 current = current._previous[number]  # ended before one that was installed later
             if current is not installed:
                 signal.signal(number, current)  # type: ignore[arg-type]
+
+
+def _give_back_in_child() -> None:
+    # A forked child has nothing to clean up, and a handler in Python can be late: a signal that
+    # comes just before a system call waits for its end, and who sent it, for ever: a pool of
+    # processes that ends its workers hung so.
+    for number in _SIGNALS:
+        if isinstance(signal.getsignal(number), CleanupOnSignal):
+            signal.signal(number, signal.SIG_DFL)
+
+
+os.register_at_fork(after_in_child=_give_back_in_child)

@@ -1,0 +1,49 @@
+"""`weighlock sweep`: what did processes that were killed leave behind?"""
+
+import os
+from dataclasses import asdict
+
+import click
+
+import weighlock
+from weighlock.cli.shared import json_option, print_json
+from weighlock.cli.text import columns, escaped, size
+from weighlock.disk.sweep import Leftover
+
+__all__ = ["command"]
+
+
+@click.command("sweep")
+@click.argument("root", type=click.Path())
+@click.option("--parts", is_flag=True, help="Unfinished files (.part-) too: they can be resumed.")
+@click.option("--dry-run", is_flag=True, help="Only say what would go.")
+@json_option
+def command(root: str, parts: bool, dry_run: bool, as_json: bool) -> None:
+    """Remove the spools in ROOT whose owners are provably dead.
+
+    What is in use, or might be, is kept and listed with the reason.
+    """
+    report = weighlock.sweep(root, parts=parts, dry_run=dry_run)
+    if as_json:
+        facts = {"root": root, "dry_run": dry_run, "removed_bytes": report.removed_bytes}
+        removed, kept = (
+            [asdict(leftover) for leftover in found] for found in (report.removed, report.kept)
+        )
+        print_json({**facts, "removed": removed, "kept": kept})
+        return
+    done = "would go" if dry_run else "removed"
+    rows = [
+        *(_row(done, found) for found in report.removed),
+        *(_row("kept", f) for f in report.kept),
+    ]
+    if rows:
+        click.echo(columns(rows, frozenset({2})))
+    click.echo(
+        f"{escaped(root)}: {len(report.removed):,} {done}, {size(report.removed_bytes)}; "
+        f"{len(report.kept):,} kept"
+    )
+
+
+def _row(done: str, leftover: Leftover) -> list[str]:
+    name = escaped(os.path.basename(leftover.path))
+    return [done, name, size(leftover.nbytes), leftover.state, leftover.reason]
