@@ -66,13 +66,35 @@ class CleanupOnSignal:
                 signal.signal(number, current)  # type: ignore[arg-type]
 
 
-def _give_back_in_child() -> None:
-    # A forked child has nothing to clean up, and a handler in Python can be late: a signal that
-    # comes just before a system call waits for its end, and who sent it, for ever: a pool of
-    # processes that ends its workers hung so.
-    for number in _SIGNALS:
-        if isinstance(signal.getsignal(number), CleanupOnSignal):
-            signal.signal(number, signal.SIG_DFL)
+class _AroundFork(threading.local):
+    """Gives the signals back to the system in forked children, which have nothing to clean up.
+
+    A handler in Python can be late: a signal that comes just before a system call waits for its
+    end. A pool that ended its workers with SIGTERM waited for ever for such a one. Signals are held
+    back during the fork, so that none meets the parent's handler in the child.
+    """
+
+    held: "set[signal.Signals] | None" = None
+
+    def before(self) -> None:
+        if any(isinstance(signal.getsignal(n), CleanupOnSignal) for n in _SIGNALS):
+            self.held = signal.pthread_sigmask(signal.SIG_BLOCK, _SIGNALS)  # type: ignore[assignment]
+
+    def in_parent(self) -> None:
+        before, self.held = self.held, None
+        if before is not None:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+    def in_child(self) -> None:
+        for number in _SIGNALS:
+            if isinstance(signal.getsignal(number), CleanupOnSignal):
+                signal.signal(number, signal.SIG_DFL)
+        self.in_parent()
 
 
-os.register_at_fork(after_in_child=_give_back_in_child)
+_around_fork = _AroundFork()
+os.register_at_fork(
+    before=_around_fork.before,
+    after_in_parent=_around_fork.in_parent,
+    after_in_child=_around_fork.in_child,
+)
