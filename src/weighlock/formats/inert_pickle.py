@@ -129,40 +129,43 @@ class _Machine:
 
     def run(self, start: int) -> Pickle:
         """Execute opcodes until STOP. One function and local names: this loop is the hot path."""
-        feed, limits = self._feed, self._limits
-        most_opcodes, most_memo = limits.pickle_opcodes, limits.pickle_memo
+        limits, label = self._limits, self._feed.label
+        most_memo = limits.pickle_memo
         pos = opcode_at = start
         data, end, low = self._window(pos)
         stack: list[Any] = []
         outer: list[list[Any]] = []
         memo: dict[int, Any] = {}
-        opcodes = 0
         op = 0
         try:
-            while True:
+            for _ in range(limits.pickle_opcodes):
                 if pos >= low:
                     data, end, low = self._window(pos)
                 opcode_at = pos
                 op = data[pos]
                 pos += 1
-                opcodes += 1
-                if op == 0x71:  # BINPUT
-                    memo[data[pos]] = stack[-1]
+                if op == 0x72:  # LONG_BINPUT
+                    memo[_uint4(data, pos)[0]] = stack[-1]
+                    pos += 4
+                    if len(memo) > most_memo:
+                        break
+                elif op == 0x4B:  # BININT1
+                    stack.append(data[pos])
                     pos += 1
                 elif op == 0x68:  # BINGET
                     stack.append(memo[data[pos]])
                     pos += 1
-                elif op == 0x4B:  # BININT1
-                    stack.append(data[pos])
-                    pos += 1
-                elif op == 0x72:  # LONG_BINPUT
-                    memo[_uint4(data, pos)[0]] = stack[-1]
-                    pos += 4
+                elif op == 0x94:  # MEMOIZE
+                    memo[len(memo)] = stack[-1]
+                    if len(memo) > most_memo:
+                        break
                 elif op == 0x28:  # MARK
                     outer.append(stack)
                     stack = []
-                elif op == 0x94:  # MEMOIZE
-                    memo[len(memo)] = stack[-1]
+                elif op == 0x74:  # TUPLE
+                    found = tuple(stack)
+                    stack = outer.pop()
+                    stack.append(found)
                 elif op == 0x58:  # BINUNICODE
                     stop = pos + 4 + _uint4(data, pos)[0]
                     if stop > end:
@@ -175,16 +178,9 @@ class _Machine:
                         data, end, low = self._need(stop)
                     stack.append(str(data[pos + 1 : stop], "utf-8", "surrogatepass"))
                     pos = stop
-                elif op == 0x74:  # TUPLE
-                    found = tuple(stack)
-                    stack = outer.pop()
-                    stack.append(found)
-                elif op == 0x4A:  # BININT
-                    stack.append(_int4(data, pos)[0])
-                    pos += 4
-                elif op == 0x4D:  # BININT2
-                    stack.append(data[pos] | data[pos + 1] << 8)
-                    pos += 2
+                elif op == 0x86:  # TUPLE2
+                    last = stack.pop()
+                    stack[-1] = (stack[-1], last)
                 elif op == 0x52:  # REDUCE
                     args = stack.pop()
                     if type(args) is not tuple:
@@ -193,9 +189,17 @@ class _Machine:
                 elif op == 0x51:  # BINPERSID
                     record = stack[-1] = PersistentId(stack[-1])
                     self.persistent_ids.append(record)
-                elif op == 0x86:  # TUPLE2
-                    last = stack.pop()
-                    stack[-1] = (stack[-1], last)
+                elif op == 0x4A:  # BININT
+                    stack.append(_int4(data, pos)[0])
+                    pos += 4
+                elif op == 0x71:  # BINPUT
+                    memo[data[pos]] = stack[-1]
+                    pos += 1
+                    if len(memo) > most_memo:
+                        break
+                elif op == 0x4D:  # BININT2
+                    stack.append(data[pos] | data[pos + 1] << 8)
+                    pos += 2
                 elif op == 0x85:  # TUPLE1
                     stack[-1] = (stack[-1],)
                 elif op == 0x89:  # NEWFALSE
@@ -266,12 +270,14 @@ class _Machine:
                 elif op in RARE:
                     stack, pos = RARE[op](self, stack, outer, memo, pos)
                     data, end, low = self._window(pos)
+                    if len(memo) > most_memo:
+                        break
                 else:
                     self._refuse(op, opcode_at)
-                if opcodes > most_opcodes:
-                    limits.check("pickle_opcodes", opcodes, f"{feed.label}: opcodes in the pickle")
-                if len(memo) > most_memo:
-                    limits.check("pickle_memo", len(memo), f"{feed.label}: memo of the pickle")
+            limits.check("pickle_memo", len(memo), f"{label}: memo of the pickle")
+            asked = limits.pickle_opcodes + 1
+            limits.check("pickle_opcodes", asked, f"{label}: opcodes in the pickle")
+            raise AssertionError("the loop ends only where one of the two is exceeded")
         except Malformed as error:
             raise self._error(f"{error}", op, opcode_at) from error
         except (IndexError, struct.error) as error:

@@ -5,7 +5,7 @@ of these is `rebuild` and `rebuild_numpy`.
 """
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from weighlock.errors import LayoutError
 from weighlock.formats.pickle_records import Call, Global
@@ -35,8 +35,7 @@ ANY = 1 << 100_000  # more than any int of a pickle
 MOST_DIMENSIONS = 64
 
 
-@dataclass(frozen=True, slots=True)
-class Storage:
+class Storage(NamedTuple):
     """A run of bytes outside the pickle, as the pickle describes it."""
 
     key: str
@@ -46,7 +45,7 @@ class Storage:
     """Number of elements; of bytes, if it has no type."""
     first: int = 0
     """Where a part of it begins that goes as a storage of its own (files before 2018)."""
-    count: int = -1
+    part: int = -1
     """How many elements that part has; all, if negative."""
 
     @property
@@ -57,11 +56,10 @@ class Storage:
     @property
     def available(self) -> int:
         """Elements a tensor on it may use."""
-        return self.elements if self.count < 0 else self.count
+        return self.elements if self.part < 0 else self.part
 
 
-@dataclass(frozen=True, slots=True)
-class StoredTensor:
+class StoredTensor(NamedTuple):
     """A view of a storage."""
 
     storage: Storage
@@ -107,7 +105,7 @@ def ints(value: Any, what: str, most: int = MOST) -> tuple[int, ...]:
             raise LayoutError(
                 f"a tensor's {what} {short(value)} is negative or larger than any file"
             )
-    return tuple(value)
+    return value if type(value) is tuple else tuple(value)
 
 
 def check_product(shape: tuple[int, ...]) -> None:

@@ -45,10 +45,12 @@ class Global:
 class PersistentId:
     """Something the pickle would ask its loader for: in torch's files, a storage."""
 
-    __slots__ = ("pid",)
+    __slots__ = ("meaning", "pid")
 
     def __init__(self, pid: Any) -> None:
         self.pid = pid
+        self.meaning: Any = None
+        """What `rebuild` made of it, once that has been asked: it is asked for every tensor."""
 
 
 class Call:

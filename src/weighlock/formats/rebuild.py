@@ -4,6 +4,8 @@ Decided by exact names in tables, after the pickle has been read. Pure: no bytes
 touched, and nothing is imported or called. Knows records; not files, and not names of tensors.
 """
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any
 
 from weighlock.errors import LayoutError
@@ -32,19 +34,12 @@ def tensor_of(record: Any) -> Meaning | None:
     Raises:
         LayoutError: it claims to be a tensor and contradicts itself.
     """
-    # Wrappers hold wrappers: parameters hold tensors with attributes, those hold plain ones.
-    for _ in range(16):
-        if type(record) is PersistentId:
-            return None if is_module(record) else _whole(storage_of(record))
-        if type(record) is not Call or type(record.func) is not Global:
-            return None
-        name = canonical(record.func.module, record.func.name)
-        inner = _unwrapped(name, record) if name[1] in _WRAPPERS else None
-        if inner is None:
-            break
-        record = inner
-    else:
-        raise LayoutError("a tensor is wrapped in more than 16 others")
+    record = _innermost(record)
+    if type(record) is PersistentId:
+        return None if is_module(record) else _whole(storage_of(record))
+    if type(record) is not Call or type(record.func) is not Global:
+        return None
+    name = canonical(record.func.module, record.func.name)
     build = _BUILDERS.get(name)
     if build is not None:
         if record.items or record.appended:
@@ -63,7 +58,15 @@ def is_module(record: PersistentId) -> bool:
 
 def storage_of(record: Any) -> Storage:
     """The storage a persistent id names: ('storage', class, key, location, count, …)."""
-    pid = record.pid if type(record) is PersistentId else None
+    if type(record) is not PersistentId:
+        raise LayoutError("a tensor's storage is not given as torch gives it")
+    if record.meaning is None:
+        record.meaning = _storage(record.pid)
+    storage: Storage = record.meaning
+    return storage
+
+
+def _storage(pid: Any) -> Storage:
     if type(pid) is not tuple or len(pid) not in (5, 6) or pid[0] != "storage":
         raise LayoutError("a tensor's storage is not given as torch gives it")
     kind, key, count = pid[1], pid[2], pid[4]
@@ -88,6 +91,20 @@ def storage_of(record: Any) -> Storage:
 def _whole(storage: Storage) -> StoredTensor:
     """A storage by itself, seen as a tensor of one dimension."""
     return StoredTensor(storage, storage.dtype or "uint8", Layout.contiguous((storage.available,)))
+
+
+def _innermost(record: Any) -> Any:
+    """What is left without wrappers: parameters hold tensors with attributes, those plain ones."""
+    for _ in range(16):
+        if type(record) is not Call or type(record.func) is not Global:
+            return record
+        if record.func.name not in _WRAPPERS:
+            return record
+        inner = _unwrapped(canonical(record.func.module, record.func.name), record)
+        if inner is None:
+            return record
+        record = inner
+    raise LayoutError("a tensor is wrapped in more than 16 others")
 
 
 def _unwrapped(name: tuple[str, str], call: Call) -> Any | None:
@@ -122,13 +139,16 @@ _WITH_STATE = ("torch._utils", "_rebuild_parameter_with_state")
 _FROM_TYPE = {("torch._tensor", "_rebuild_from_type"), ("torch._tensor", "_rebuild_from_type_v2")}
 
 
-def attributes_of(record: Any) -> dict[Any, Any]:
+_NOTHING: Mapping[Any, Any] = MappingProxyType({})
+
+
+def attributes_of(record: Any) -> Mapping[Any, Any]:
     """What was set on a tensor or parameter beside its data, by name."""
+    if type(record) is Call and type(record.func) is Global and record.func.name not in _WRAPPERS:
+        return _NOTHING  # nearly always: a plain tensor
     found: dict[Any, Any] = {}
     for _ in range(16):
         if type(record) is not Call or type(record.func) is not Global:
-            break
-        if record.func.name not in _WRAPPERS:  # nearly always: a plain tensor
             break
         name = canonical(record.func.module, record.func.name)
         if (name in _FROM_TYPE or name == _WITH_STATE) and len(record.args) > 3:
@@ -142,7 +162,8 @@ def attributes_of(record: Any) -> dict[Any, Any]:
     return found
 
 
-def _view(storage: Storage, offset: Any, size: Any, stride: Any) -> Layout:
+def _view(storage: Storage, elements: int, offset: Any, size: Any, stride: Any) -> Layout:
+    """The layout of a tensor, which must lie within so many elements of its storage."""
     shape, strides = ints(size, "size"), ints(stride, "stride", most=ANY)
     if type(offset) is not int or offset < 0:
         raise LayoutError(f"a tensor starts at {short(offset)} of storage {storage.key!r}")
@@ -155,17 +176,15 @@ def _view(storage: Storage, offset: Any, size: Any, stride: Any) -> Layout:
         strides = tuple(step if n > 1 else 0 for n, step in zip(shape, strides, strict=True))
     if offset >= MOST or max(strides, default=0) >= MOST:
         raise LayoutError(f"a tensor steps out of storage {storage.key!r}")
-    return Layout(offset, shape, strides)
-
-
-def _fits(storage: Storage, layout: Layout, elements: int) -> Layout:
-    low, count = layout.cover()
-    if count and low + count > elements:
+    last = offset
+    for n, step in zip(shape, strides, strict=True):
+        last += (n - 1) * step
+    if last >= elements:
         raise LayoutError(
-            f"a tensor reaches to element {low + count:,} of storage {storage.key!r}, "
+            f"a tensor reaches to element {last + 1:,} of storage {storage.key!r}, "
             f"which has {elements:,}"
         )
-    return layout
+    return Layout(offset, shape, strides)
 
 
 def _tensor_v2(call: Call) -> Meaning:
@@ -173,7 +192,7 @@ def _tensor_v2(call: Call) -> Meaning:
     if len(args) < 4:
         raise LayoutError(f"a tensor is rebuilt from {len(args)} arguments")
     storage = storage_of(args[0])
-    layout = _fits(storage, _view(storage, *args[1:4]), storage.available)
+    layout = _view(storage, storage.available, args[1], args[2], args[3])
     conj, neg = _bits(args[6] if len(args) > 6 else None)
     dtype = storage.dtype or "uint8"
     if conj and not dtype.startswith("complex"):
@@ -194,7 +213,7 @@ def _tensor_v3(call: Call) -> Meaning:
         return Unreadable(f"torch.{dtype.name} is not read")
     if storage.dtype:
         raise LayoutError(f"storage {storage.key!r} of {storage.dtype} is used as {dtype.name}")
-    layout = _fits(storage, _view(storage, *args[1:4]), storage.available // width)
+    layout = _view(storage, storage.available // width, args[1], args[2], args[3])
     conj, neg = _bits(args[7] if len(args) > 7 else None)
     if conj and not dtype.name.startswith("complex"):
         raise LayoutError(f"a tensor of {dtype.name} claims to be conjugated")

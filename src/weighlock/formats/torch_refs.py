@@ -5,12 +5,12 @@ Knows meanings and sources; not which container the storages lie in.
 
 import functools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
-from weighlock.formats.meanings import InlineTensor, Meaning, Storage, StoredTensor, Unreadable
+from weighlock.formats.meanings import InlineTensor, Meaning, Storage, StoredTensor
 from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef
@@ -20,8 +20,7 @@ from weighlock.tensors.stored import Readable, StoredRef
 __all__ = ["Place", "check_size", "make_refs"]
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
+class Place(NamedTuple):
     """Where the bytes of a storage lie."""
 
     source: Readable
@@ -47,12 +46,12 @@ def make_refs(
     unreadable: dict[str, str] = {}
     for name, meaning in tensors.items():
         try:
-            if isinstance(meaning, Unreadable):
-                unreadable[name] = meaning.reason
+            if isinstance(meaning, StoredTensor):
+                refs[name] = _stored(name, meaning, place_of, swap=swap)
             elif isinstance(meaning, InlineTensor):
                 refs[name] = _inline(name, meaning)
             else:
-                refs[name] = _stored(name, meaning, place_of, swap=swap)
+                unreadable[name] = meaning.reason
         except UnsupportedDType as error:
             unreadable[name] = str(error)
         except FormatError as error:
@@ -74,13 +73,15 @@ def _stored(
     if dtype is DType.F4:
         layout = _of_pairs(layout)
     spec = TensorSpec(name, dtype, layout.shape)
-    place = place_of(meaning.storage)
+    source, span = place_of(meaning.storage)
     ref: TensorRef
     if layout.is_contiguous:
-        start = layout.start * dtype.bits // 8 if spec.nbytes else 0
-        ref = StoredRef(spec, place.source, Span(place.span.offset + start, spec.nbytes))
+        start, nbytes = layout.start * dtype.bits // 8, spec.nbytes
+        if nbytes != span.length:  # else it is the whole storage, as nearly every tensor is
+            span = Span(span.offset + (start if nbytes else 0), nbytes)
+        ref = StoredRef(spec, source, span)
     else:
-        ref = StoredRef(spec, place.source, place.span, layout)
+        ref = StoredRef(spec, source, span, layout)
     if (swap and dtype.bits > 8) or meaning.conj or meaning.neg:
         return AdjustedRef(ref, swap and dtype.bits > 8, meaning.conj, meaning.neg)
     return ref

@@ -14,7 +14,7 @@ from weighlock.errors import FormatError, LayoutError, TruncatedFile
 from weighlock.formats.inert_pickle import Feed, read_pickle
 from weighlock.formats.meanings import Storage
 from weighlock.formats.rebuild import is_module, storage_of
-from weighlock.formats.record_tree import read_tree
+from weighlock.formats.record_tree import RecordTree, read_tree
 from weighlock.formats.torch_refs import Place, check_size, make_refs
 from weighlock.formats.zip_directory import (
     DEFLATED,
@@ -47,6 +47,18 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
     """
     limits = limits or Limits()
     archive = _Archive(source, limits)
+    tree, named = _read_tree(archive, source, limits)
+    refs, unreadable = make_refs(
+        tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
+    )
+    beside = Beside({}, tree.extras, tree.notes, unreadable, named, archive.check)
+    return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
+
+
+def _read_tree(
+    archive: "_Archive", source: "Source", limits: Limits
+) -> tuple[RecordTree, dict[tuple[str, str], int]]:
+    """What the pickle holds and names. The records it was read as are gone on return."""
     raw = inflated(source, archive.member("data.pkl"), limits.pickle_bytes)
     pickle = read_pickle(Feed(raw, label=f"{source.label}: {archive.prefix}data.pkl"), 0, limits)
     for record in pickle.persistent_ids:
@@ -55,12 +67,7 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
                 "a class with its source stands where a storage should", source=source.label
             )
         storage_of(record)
-    tree = read_tree(pickle.value, limits)
-    refs, unreadable = make_refs(
-        tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
-    )
-    beside = Beside({}, tree.extras, tree.notes, unreadable, pickle.globals, archive.check)
-    return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
+    return read_tree(pickle.value, limits), pickle.globals
 
 
 class _Archive:

@@ -8,9 +8,7 @@ ZIP; not what is in it.
 import codecs
 import struct
 import zlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
 from weighlock.limits import Limits
@@ -38,8 +36,7 @@ STORED, DEFLATED = 0, 8
 _NEAR_BYTES = 64 * 1024
 
 
-@dataclass(frozen=True, slots=True)
-class Member:
+class Member(NamedTuple):
     """A member as the central directory describes it."""
 
     name: str
@@ -67,8 +64,7 @@ def read_directory(source: "Source", limits: Limits) -> dict[str, Member]:
         raise HeaderError(f"the directory has {span.length:,} bytes", source=source.label)
     raw = bytearray(span.length)
     source.read_into(span.offset, memoryview(raw))
-    members = sorted(_entries(bytes(raw), count, source.label), key=lambda member: member.header)
-    return _checked(members, span.offset, source.label)
+    return _checked(_entries(bytes(raw), count, source.label), span.offset, source.label)
 
 
 def _locate(source: "Source") -> tuple[int, Span]:
@@ -127,7 +123,13 @@ def _zip64(
     return *wide, place
 
 
-def _entries(raw: bytes, count: int, label: str) -> Iterator[Member]:
+_Entry: TypeAlias = tuple[int, str, int, int, int, int, int]
+"""Place of the local header, name, flags, method, checksum, stored bytes, bytes."""
+
+
+def _entries(raw: bytes, count: int, label: str) -> list[_Entry]:
+    """What the directory says, in its own order."""
+    entries: list[_Entry] = []
     at = 0
     for number in range(count):
         if at + _ENTRY.size > len(raw):
@@ -142,22 +144,24 @@ def _entries(raw: bytes, count: int, label: str) -> Iterator[Member]:
             raise LayoutError(f"member {number:,} of the directory is broken", source=label)
         at += _ENTRY.size
         name = _name(raw[at : at + n], flags, label)
-        extra = raw[at + n : at + n + e]
+        if _FULL in (size, stored, header):
+            wide = _wide(raw[at + n : at + n + e], (size, stored, header), name, label)
+            size, stored, header = wide
         at += n + e + c
-        wide = _wide(extra, (size, stored, header), name, label)
         if flags & _ENCRYPTED:
             raise FormatError(f"member {name!r} is encrypted", source=label)
         if method not in (STORED, DEFLATED) or disk not in (0, 0xFFFF):
             raise FormatError(f"member {name!r} is packed by method {method}", source=label)
-        if method == STORED and wide[0] != wide[1]:
+        if method == STORED and size != stored:
             raise LayoutError(
-                f"member {name!r} has {wide[0]:,} bytes and stores {wide[1]:,}", source=label
+                f"member {name!r} has {size:,} bytes and stores {stored:,}", source=label
             )
-        yield Member(name, flags, method, crc, wide[1], wide[0], wide[2], 0)
+        entries.append((header, name, flags, method, crc, stored, size))
     if at != len(raw):
         raise LayoutError(
             f"the directory has {len(raw) - at:,} bytes after its members", source=label
         )
+    return entries
 
 
 def _name(raw: bytes, flags: int, label: str) -> str:
@@ -191,33 +195,27 @@ def _wide(
     return narrow
 
 
-def _checked(members: list[Member], directory: int, label: str) -> dict[str, Member]:
+def _checked(entries: list[_Entry], directory: int, label: str) -> dict[str, Member]:
     """Members with the place where each must have ended; none twice, none over another."""
-    if members and members[0].header:
-        raise LayoutError(f"{members[0].header:,} bytes come before the first member", source=label)
+    entries.sort()
+    if entries and entries[0][0]:
+        raise LayoutError(f"{entries[0][0]:,} bytes come before the first member", source=label)
+    limits = [entry[0] for entry in entries[1:]] + [directory]
     found: dict[str, Member] = {}
     folded: set[str] = set()
-    for index, member in enumerate(members):
-        limit = members[index + 1].header if index + 1 < len(members) else directory
-        if member.header + _LOCAL.size + member.stored_bytes > limit:
+    for entry, limit in zip(entries, limits, strict=False):
+        header, name, flags, method, crc, stored, size = entry
+        if header + _LOCAL.size + stored > limit:
             raise LayoutError(
-                f"member {member.name!r} at {member.header:,} with {member.stored_bytes:,} bytes "
+                f"member {name!r} at {header:,} with {stored:,} bytes "
                 f"reaches over what begins at {limit:,}",
                 source=label,
             )
-        if member.name.casefold() in folded:
-            raise LayoutError(f"member {member.name!r} is there twice", source=label)
-        folded.add(member.name.casefold())
-        found[member.name] = Member(
-            member.name,
-            member.flags,
-            member.method,
-            member.crc,
-            member.stored_bytes,
-            member.size,
-            member.header,
-            limit,
-        )
+        alike = name.casefold()
+        if alike in folded:
+            raise LayoutError(f"member {name!r} is there twice", source=label)
+        folded.add(alike)
+        found[name] = Member(name, flags, method, crc, stored, size, header, limit)
     return found
 
 
@@ -229,16 +227,16 @@ class LocalHeaders:
         self._start = 0
         self._bytes = b""
 
-    def read(self, member: Member, length: int) -> bytes:
-        """The first bytes of a member."""
-        first = member.header - self._start
+    def read(self, header: int, length: int) -> bytes:
+        """The first bytes of a member, whose head begins there."""
+        first = header - self._start
         if first < 0 or first + length > len(self._bytes):
             # Twice near the same place: then many small members follow each other.
             is_near = 0 <= first < len(self._bytes) + _NEAR_BYTES
             wanted = _NEAR_BYTES if is_near else length
-            raw = bytearray(max(length, min(wanted, self._source.size - member.header)))
-            self._source.read_into(member.header, memoryview(raw))
-            self._start, self._bytes, first = member.header, bytes(raw), 0
+            raw = bytearray(max(length, min(wanted, self._source.size - header)))
+            self._source.read_into(header, memoryview(raw))
+            self._start, self._bytes, first = header, bytes(raw), 0
         return self._bytes[first : first + length]
 
 
@@ -246,7 +244,7 @@ def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
     """Where a member's bytes lie, after its local header has agreed with the directory."""
     encoded = member.name.encode()
     most = _LOCAL.size + 2 * len(encoded) + 256
-    raw = headers.read(member, min(member.limit - member.header, most))
+    raw = headers.read(member.header, min(member.limit - member.header, most))
     signature, _, flags, method, _, _, crc, stored, size, n, e = _LOCAL.unpack_from(raw)
     name = raw[_LOCAL.size : _LOCAL.size + n]
     is_same = name == encoded and name.isascii()

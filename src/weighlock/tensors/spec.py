@@ -164,7 +164,7 @@ class Layout:
     def is_contiguous(self) -> bool:
         """Whether the elements lie in row-major order without gaps."""
         step = 1
-        for size, stride in zip(reversed(self.shape), reversed(self.strides), strict=True):
+        for size, stride in zip(self.shape[::-1], self.strides[::-1], strict=True):
             if size != 1 and stride != step:
                 return self.size == 0
             step *= size
@@ -172,7 +172,7 @@ class Layout:
 
     def cover(self) -> tuple[int, int]:
         """First position and number of positions of the smallest run that holds every element."""
-        if self.size == 0:
+        if 0 in self.shape:
             return self.start, 0
         low = high = self.start
         for size, stride in zip(self.shape, self.strides, strict=True):

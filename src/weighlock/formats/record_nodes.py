@@ -1,0 +1,182 @@
+"""What the nodes of a checkpoint's tree hold, and what they are as plain values.
+
+Knows containers, modules and objects by how their records look; each function looks at one node and
+its children, never below. Walking is `record_tree`'s.
+"""
+
+from typing import Any
+
+from weighlock.errors import LayoutError
+from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
+from weighlock.formats.rebuild_numpy import raw_bytes
+from weighlock.formats.torch_names import canonical
+
+__all__ = ["SIMPLE", "children_of", "is_bare", "label_of", "plain_key", "plain_object"]
+
+_DICTS = {
+    ("collections", "OrderedDict"),
+    ("collections", "defaultdict"),
+    ("collections", "Counter"),
+    ("builtins", "dict"),
+}
+_LISTS = {
+    ("builtins", "list"),
+    ("builtins", "tuple"),
+    ("builtins", "set"),
+    ("builtins", "frozenset"),
+    ("collections", "deque"),
+    ("torch", "Size"),
+}
+SIMPLE = {int, float, bool, str, bytes, type(None)}
+_LONGEST_PATH = 4096
+_LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
+_PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
+
+
+def _name_of(call: Call) -> tuple[str, str]:
+    func = call.func
+    if type(func) is PersistentId and type(func.pid) is tuple and len(func.pid) > 1:
+        func = func.pid[1]  # ('module', class, file, source)
+    return canonical(func.module, func.name) if type(func) is Global else ("", "")
+
+
+def _attributes(call: Call) -> dict[Any, Any]:
+    """What BUILD would make attributes of: a dict, or a pair of a dict and a dict of slots."""
+    found: dict[Any, Any] = {}
+    for state in call.states or ():
+        parts = state if type(state) is tuple and len(state) == 2 else (state,)
+        if all(type(part) in (dict, type(None)) for part in parts):
+            for part in parts:
+                found.update(part or {})
+        else:
+            found["state"] = state
+    return found
+
+
+def _entries(value: Any) -> list[tuple[Any, Any]]:
+    """Pairs of a dict, whether plain or a record."""
+    if type(value) is dict:
+        return list(value.items())
+    if type(value) is not Call:
+        return []
+    pairs: list[tuple[Any, Any]] = []
+    first = value.args[0] if value.args else None
+    if _name_of(value) in _DICTS and type(first) is list:  # Python 2 wrote [[key, value], …]
+        pairs = [(p[0], p[1]) for p in first if type(p) in (list, tuple) and len(p) == 2]
+    elif _name_of(value) in _DICTS and type(first) is dict:
+        pairs = list(first.items())
+    # Of two values of a key the last counts. What Python could not hash is a key of its own.
+    last = {_token(key): (key, item) for key, item in [*pairs, *(value.items or ())]}
+    return list(last.values())
+
+
+def _token(key: Any) -> Any:
+    if type(key) is int and abs(key) > _LARGEST_KEY:
+        raise LayoutError(f"an int of {key.bit_length():,} bits is used as a key")
+    return (type(key), key) if type(key) in SIMPLE else id(key)
+
+
+def _module_children(state: dict[Any, Any]) -> list[tuple[Any, Any]] | None:
+    """Children of a pickled torch module under their state-dict names; None if it is none."""
+    if "_parameters" not in state or "_modules" not in state:
+        return None
+    hidden = set()
+    for value in _elements(state.get("_non_persistent_buffers_set")):
+        hidden.add(value if type(value) is str else None)
+    children = _entries(state["_parameters"])
+    children += [
+        (k, v) for k, v in _entries(state.get("_buffers")) if type(k) is not str or k not in hidden
+    ]
+    return children + _entries(state["_modules"])
+
+
+def _elements(value: Any) -> list[Any]:
+    if type(value) is SetRecord:
+        return value.values
+    if type(value) is Call:
+        first = value.args[0] if value.args else ()
+        inner = list(first) if type(first) in (list, tuple) else []
+        return inner + list(value.appended or ())
+    return list(value) if type(value) in (list, tuple) else []
+
+
+def children_of(value: Any) -> list[tuple[Any, Any]]:
+    """What a node holds, each with its key, index or attribute name."""
+    kind = type(value)
+    if kind is dict:
+        return list(value.items())
+    if kind in (list, tuple, SetRecord):
+        return list(enumerate(_elements(value)))
+    if kind is not Call:
+        return []
+    attributes = _attributes(value)
+    module = _module_children(attributes)
+    if module is not None:
+        return module
+    name = _name_of(value)
+    if name in _DICTS:
+        return _entries(value)  # its attributes, such as `_metadata`, are not entries
+    if name in _LISTS:
+        return list(enumerate(_elements(value)))
+    children = list(attributes.items()) + _entries(value)
+    children += list(enumerate(value.appended or ()))
+    children += [("args", value.args)] if value.args else []
+    return children + ([("kwargs", value.kwargs)] if value.kwargs else [])
+
+
+def is_bare(plain: Any) -> bool:
+    """Whether nothing is left of a container once the tensors are out of it."""
+    if isinstance(plain, (list, tuple)):
+        return all(value is None for value in plain)
+    return plain is None or plain == {}
+
+
+def plain_object(call: Call, entries: dict[Any, Any]) -> Any:
+    """An object as a plain value: what it is where that is known, else its class and content."""
+    module, name = _name_of(call)
+    if (module, name) in _LISTS:
+        values = tuple(entries.values())
+        return values if name in ("tuple", "Size", "frozenset") else list(values)
+    if (module, name) in _DICTS or (module, name) in (
+        ("argparse", "Namespace"),
+        ("types", "SimpleNamespace"),
+    ):
+        return entries
+    raw = raw_bytes(call)
+    if raw is not None:
+        return raw
+    texts = [part for part in call.args if type(part) is str]
+    is_path = module == "pathlib" and name in _PATHS and len(texts) == len(call.args)
+    if is_path and sum(map(len, texts)) <= _LONGEST_PATH:
+        return "/".join(call.args).replace("//", "/")
+    if (module, name) == ("torch", "device"):
+        return ":".join(label_of(part) for part in call.args if type(part) in (str, int))
+    parts = call.args[:2]
+    small = all(type(p) is float or (type(p) is int and abs(p) <= _LARGEST_KEY) for p in parts)
+    if (module, name) == ("builtins", "complex") and parts and small:
+        return complex(*parts)
+    if module.endswith("AttributeDict") or name == "AttributeDict":
+        return entries
+    return {"__class__": f"{module}.{name}".strip("."), **entries}
+
+
+def plain_key(key: Any) -> Any:
+    """A key as a plain value: itself where it is one, else a text."""
+    if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
+        return key
+    return key if type(key) in SIMPLE else label_of(key)
+
+
+def label_of(key: Any) -> str:
+    """A key as a part of a name."""
+    if type(key) is str:
+        return key
+    if type(key) is bytes:
+        return key.decode("utf-8", "backslashreplace")
+    if type(key) is int and abs(key) > _LARGEST_KEY:
+        return f"an int of {key.bit_length()} bits"
+    if type(key) in (int, bool, float, type(None)):
+        return str(key)
+    if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
+        return f"({', '.join(label_of(part) for part in key)})"
+    return f"{_name_of(key)[1]}" if type(key) is Call else type(key).__name__
