@@ -295,6 +295,28 @@ class TestConvert:
             "b": [0, 1, 2],
         }
 
+    def test_shards_with_a_tensor_that_is_not_read(self, tmp_path, command):
+        folder = tmp_path / "in"
+        folder.mkdir()
+        sparse = torch.eye(2).to_sparse()
+        write(folder / "m-1.bin", {"a": torch.ones(2), "sparse": sparse, "epoch": 7})
+        index = {"weight_map": {"a": "m-1.bin", "sparse": "m-1.bin"}}
+        (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        target = tmp_path / "m.safetensors"
+        assert_refused(command("convert", folder, target), "'sparse'", "--skip-unsupported")
+        result = command("convert", "--json", "--skip-unsupported", folder, target)
+        assert json.loads(succeeded(result))["skipped"] == {"sparse": "a sparse tensor"}
+        assert {k: v.tolist() for k, v in load_file(target).items()} == {"a": [1, 1]}
+        facts = json.loads(succeeded(command("info", "--json", folder)))
+        assert facts["tensors"] == 1
+        assert facts["unreadable"] == {"sparse": "a sparse tensor"}
+        assert facts["extras"] == {"m-1.bin": {"epoch": 7}}
+        listed = command("ls", folder)
+        assert "1 tensors" in succeeded(listed)
+        assert "sparse is left out" in listed.stderr
+        assert "1 tensors are the same, 0 differ" in succeeded(command("diff", folder, target))
+        succeeded(command("verify", "--data", folder))
+
     @BOTH
     def test_into_shards(self, tmp_path, command, legacy):
         path, target = write(tmp_path / "m.pt", model(), legacy=legacy), tmp_path / "out"
@@ -453,6 +475,17 @@ class TestScan:
         path = tmp_path / "m.pt"
         path.write_bytes(file.getvalue())
         assert command("scan", path).returncode == 1
+
+    def test_an_index_stands_for_its_shards(self, tmp_path, command):
+        foreign_checkpoint(tmp_path / "m-1.bin")
+        index = tmp_path / "pytorch_model.bin.index.json"
+        index.write_text(json.dumps({"weight_map": {"w": "m-1.bin", "v": "gone.bin"}}))
+        result = command("scan", "--json", index)
+        assert result.returncode == 1
+        reports = {report["path"]: report for report in json.loads(result.stdout)}
+        assert reports.keys() == {str(index), str(tmp_path / "m-1.bin"), str(tmp_path / "gone.bin")}
+        assert not all(g["known"] for g in reports[str(tmp_path / "m-1.bin")]["globals"])
+        assert reports[str(tmp_path / "gone.bin")]["error"]
 
     def test_folders_are_walked(self, tmp_path, command):
         inner = tmp_path / "a" / "b"

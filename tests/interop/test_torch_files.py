@@ -701,6 +701,18 @@ def write_shards(folder, *, legacy=False):
     return state
 
 
+def write_shards_with_more(folder):
+    """Two shards with a tensor that is not read, names that collide, and other values."""
+    one = {"a": torch.ones(2), "half": half_complex(), "epoch": 3}
+    two = {"b": torch.ones(3), 1: torch.ones(1), "1": torch.zeros(1), "epoch": 4, "note": "last"}
+    weight_map = {}
+    for number, part in enumerate((one, two), 1):
+        file = f"pytorch_model-{number:05d}-of-00002.bin"
+        (folder / file).write_bytes(saved(part))
+        weight_map |= {str(k): file for k, v in part.items() if isinstance(v, torch.Tensor)}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps({"weight_map": weight_map}))
+
+
 class TestDirectories:
     @BOTH
     def test_sharded_models(self, tmp_path, legacy):
@@ -740,6 +752,36 @@ class TestDirectories:
             assert_same(catalog["good"], state["good"])
             with pytest.raises(weighlock.WeighlockError, match="complex32"):
                 catalog["half"].load()
+
+    def test_what_shards_hold_beside_tensors_is_told(self, tmp_path):
+        write_shards_with_more(tmp_path)
+        with weighlock.open(tmp_path) as catalog:
+            one, two = "pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"
+            assert catalog.extras == {one: {"epoch": 3}, two: {"epoch": 4, "note": "last"}}
+            assert catalog.unreadable.keys() == {"half"}
+            assert "complex32" in catalog.unreadable["half"]
+            assert len(catalog.notes) == 1
+            assert catalog.notes[0].startswith(f"{two}: ")
+            assert ("torch._utils", "_rebuild_tensor_v3") in catalog.globals
+            assert list(catalog.readable()) == ["a", "b", "1"]
+            assert list(catalog.select("*")) == ["a", "b", "1"]
+            assert sorted(catalog.readable().load()) == ["1", "a", "b"]
+
+    def test_asking_for_a_tensor_opens_no_other_shard(self, tmp_path):
+        write_shards_with_more(tmp_path)
+        (tmp_path / "pytorch_model-00002-of-00002.bin").write_bytes(b"broken")
+        with weighlock.open(tmp_path) as catalog:
+            assert list(catalog.select("a")) == ["a"]
+            with pytest.raises(FormatError):
+                _ = catalog.extras
+
+    def test_a_shard_of_an_unknown_type_is_not_taken_for_one_that_is_left_out(self, tmp_path):
+        header = json.dumps({"w": {"dtype": "F3", "shape": [1], "data_offsets": [0, 1]}}).encode()
+        (tmp_path / "m.bin").write_bytes(len(header).to_bytes(8, "little") + header + b"\0")
+        index = {"weight_map": {"w": "m.bin"}}
+        (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+        with weighlock.open(tmp_path) as catalog, pytest.raises(FormatError, match="F3"):
+            catalog.select("*")
 
     def test_safetensors_are_preferred(self, tmp_path):
         torch.save({"old": torch.ones(1)}, tmp_path / "pytorch_model.bin")

@@ -113,6 +113,8 @@ def _chosen(
         catalog = catalog.select(*patterns)
         if not catalog:
             raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+    else:
+        catalog = catalog.readable()
     for rename in renames:
         pattern, text = _pair("--rename", rename)
         try:

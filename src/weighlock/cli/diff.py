@@ -46,7 +46,8 @@ def command(a: str, b: str, specs: bool, exit_code: bool, as_json: bool) -> None
 
     Data is compared block by block, whatever the files' formats and dtypes.
     """
-    with weighlock.open(a) as before, weighlock.open(b) as after:
+    with weighlock.open(a) as opened, weighlock.open(b) as other:
+        before, after = opened.readable(), other.readable()
         if specs:
             changes = _compare(before, after, None)
         else:

@@ -19,7 +19,7 @@ __all__ = ["command"]
 def command(path: str, as_json: bool) -> None:
     """Show totals of PATH: parameters, bytes per dtype, metadata, shards."""
     with weighlock.open(path) as catalog:
-        facts = _facts(path, catalog)
+        facts = _facts(path, catalog.readable())
         print_notes(catalog)
     if as_json:
         print_json(facts)

@@ -24,9 +24,10 @@ def command(path: str, patterns: tuple[str, ...], fold: bool, as_json: bool) -> 
     PATTERNS are globs such as 'encoder.*'; without any, everything is listed.
     """
     with weighlock.open(path) as catalog:
-        chosen = catalog.select(*patterns) if patterns else catalog
+        chosen = catalog.select(*patterns) if patterns else catalog.readable()
         refs = list(chosen.values())
-        print_notes(catalog)
+        if not patterns or not catalog.is_sharded:  # a few tensors of many files open those only
+            print_notes(catalog)
         if as_json:
             print_json(_folded_facts(refs) if fold else [_facts(ref) for ref in refs])
             return

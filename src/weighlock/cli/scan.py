@@ -3,6 +3,7 @@
 import os
 import sys
 from collections.abc import Iterator
+from contextlib import closing
 
 import click
 
@@ -10,6 +11,8 @@ from weighlock.cli.shared import json_option, print_json
 from weighlock.cli.text import columns, escaped
 from weighlock.errors import WeighlockError
 from weighlock.formats.scanning import Finding, scan_source
+from weighlock.formats.sharded import read_index
+from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
 
 __all__ = ["command"]
@@ -22,8 +25,8 @@ __all__ = ["command"]
 def command(paths: tuple[str, ...], show_all: bool, as_json: bool) -> None:
     """Show what the pickles in PATHS would import if they were loaded with pickle.
 
-    Nothing is imported or run. Folders are walked. Exits with 1 if anything foreign is named, or if
-    a pickle could not be read to its end.
+    Nothing is imported or run. Folders are walked, and an index stands for its shards. Exits with 1
+    if anything foreign is named, or if a pickle could not be read to its end.
     """
     reports = [_scan(path) for root in paths for path in _files(root)]
     foreign = sum(not f.known for _, findings, _ in reports for f in findings)
@@ -43,20 +46,29 @@ def command(paths: tuple[str, ...], show_all: bool, as_json: bool) -> None:
 def _files(root: str) -> Iterator[str]:
     if not os.path.isdir(root):
         yield root
+        if root.endswith(".index.json"):
+            yield from _shards(root)
         return
     for directory, folders, names in os.walk(root):
         folders.sort()
         yield from (os.path.join(directory, name) for name in sorted(names))
 
 
+def _shards(index: str) -> list[str]:
+    """The files that an index names; none if it is no index, which opening it would tell."""
+    try:
+        with closing(FileSource(index)) as source:
+            names = read_index(source, Limits()).shards
+    except WeighlockError:
+        return []
+    return [os.path.join(os.path.dirname(index), name) for name in names]
+
+
 def _scan(path: str) -> tuple[str, list[Finding], str | None]:
     findings: list[Finding] = []
     try:
-        source = FileSource(path)
-        try:
+        with closing(FileSource(path)) as source:
             findings.extend(scan_source(source))
-        finally:
-            source.close()
     except WeighlockError as error:
         return path, findings, str(error)
     return path, findings, None

@@ -29,9 +29,9 @@ def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
     Without --data only headers and sizes are read.
     """
     with weighlock.open(path) as catalog:
-        refs = list(catalog.values())
+        refs = list(catalog.readable().values())
         _check_shards(catalog)
-        total = catalog.nbytes
+        total = catalog.readable().nbytes
         found: dict[str, dict[str, int]] = {}
         if data:
             with progress_bar(f"reading {label(path)}", total) as progress:

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from weighlock.errors import LayoutError, LocalProtocolError
+from weighlock.errors import LayoutError, LocalProtocolError, UnsupportedDType
 from weighlock.lifetimes import Lifetime
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import load_together
@@ -46,9 +46,24 @@ class Beside:
     globals: Mapping[tuple[str, str], int] = field(default_factory=dict)
     check: Callable[[Callable[[int], None]], None] | None = None
 
+    def with_shards(self, shards: "Mapping[str, Catalog]") -> "Beside":
+        """This and what the files of a sharded model hold, told apart by the names of the files."""
+        extras, notes = dict(self.extras), list(self.notes)
+        unreadable, named = dict(self.unreadable), dict(self.globals)
+        for file, shard in shards.items():
+            if shard.extras:
+                extras[file] = shard.extras
+            notes += [f"{file}: {note}" for note in shard.notes]
+            unreadable.update(shard.unreadable)
+            named = {**shard.globals, **named}  # a place is that in the first file
+        return Beside(self.aliases, extras, tuple(notes), unreadable, named, self.check)
+
 
 class Catalog(Lifetime, Mapping[str, TensorRef]):
     """Names and their tensors, none of them read yet. Immutable and ordered.
+
+    The names of a sharded model are those of its index: a file is opened when one of its tensors is
+    asked for, and all of them when `extras`, `notes`, `unreadable` or `globals` are.
 
     Args:
         refs: the tensors by name. Kept, not copied: it may open files as it is asked.
@@ -123,23 +138,32 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
 
     @property
     def extras(self) -> Mapping[Any, Any]:
-        """What a checkpoint holds that is not a tensor, as plain values: epoch, settings."""
-        return self._beside.extras
+        """What a checkpoint holds that is not a tensor, as plain values: epoch, settings.
+
+        Of a sharded model, what each of its files holds, by file name.
+        """
+        return self._whole_beside().extras
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What a reader should know, such as names that were changed to stay apart."""
-        return self._beside.notes
+        return self._whole_beside().notes
 
     @property
     def unreadable(self) -> Mapping[str, str]:
-        """Names of tensors of a kind that is not read, and why; they are not in the catalog."""
-        return self._beside.unreadable
+        """Names of tensors of a kind that is not read, and why; they are not in the catalog.
+
+        Unless the index of a sharded model lists them: `readable` leaves them out there.
+        """
+        return self._whole_beside().unreadable
 
     @property
     def globals(self) -> Mapping[tuple[str, str], int]:
         """What the file would import if it were unpickled: (module, name), and at which byte."""
-        return self._beside.globals
+        return self._whole_beside().globals
+
+    def _whole_beside(self) -> Beside:
+        return self._beside.with_shards(self.shards()) if self.is_sharded else self._beside
 
     def check(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """Read everything the file has a checksum for, and raise if one does not match."""
@@ -157,10 +181,30 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         """The files of a sharded model by name, all opened; empty for one that lies in one file."""
         return self._shards() if self._shards is not None else {}
 
+    @property
+    def is_sharded(self) -> bool:
+        """Whether the tensors are spread over several files that an index holds together."""
+        return self._shards is not None
+
+    def readable(self) -> "Catalog":
+        """The tensors that are read: without those an index lists and `unreadable` explains."""
+        unreadable = self.unreadable
+        if not any(name in unreadable for name in self):
+            return self
+        return self.only(name for name in self if name not in unreadable)
+
     def select(self, *patterns: str) -> "Catalog":
-        """The tensors whose name matches one of the glob patterns, in this catalog's order."""
+        """The readable tensors whose name matches one of the glob patterns, in this order."""
         matches = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns)).match
-        return self.only(name for name in self if patterns and matches(name))
+        chosen: dict[str, TensorRef] = {}
+        for name in self:
+            if patterns and matches(name):
+                try:
+                    chosen[name] = self._refs[name]
+                except UnsupportedDType:  # only the file that holds it knew that it is not read
+                    if name not in self.unreadable:
+                        raise
+        return self._with(chosen)
 
     def only(self, names: Iterable[str]) -> "Catalog":
         """The tensors of these names, in the order given."""
