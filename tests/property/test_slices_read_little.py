@@ -216,7 +216,7 @@ def test_pieces_are_a_partition_of_the_result(layout, itemsize):
     expected = places(layout)
     times = np.zeros(layout.shape, np.int64)
     low, count = layout.cover()
-    for piece in plan(layout, itemsize):
+    for piece in [read for together in plan(layout, itemsize) for read in together.reads()]:
         target = piece.target
         assert len(target) == len(layout.shape)
         np.add.at(times, (*target, ...), 1)

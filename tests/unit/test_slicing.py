@@ -117,12 +117,16 @@ def test_a_step_of_zero_is_numpy_s_error():
         narrow(Layout.contiguous((4,)), S(None, None, 0))
 
 
+def reads(layout, itemsize):
+    return [read for piece in plan(layout, itemsize) for read in piece.reads()]
+
+
 def assert_plan_is_right(layout, itemsize):
     """Every element exactly once, in its place, and no read outside the cover."""
     low, count = layout.cover()
     result = np.full(layout.shape, -1, np.int64)
     read = 0
-    for piece in plan(layout, itemsize):
+    for piece in reads(layout, itemsize):
         first, length = piece.layout.cover()
         assert low <= first
         assert first + length <= low + count
@@ -163,8 +167,16 @@ def test_nothing_needs_no_read():
 def test_wide_gaps_are_not_read_over():
     # One element of each row of 1 MiB: a read for each, four bytes long.
     layout = narrow(Layout.contiguous((10, 1 << 18)), (S(None), 7))
+    assert [piece.layout.cover()[1] for piece in reads(layout, 4)] == [1] * 10
+
+
+def test_reads_of_one_shape_are_one_piece_of_bounded_size():
+    # 4 KiB out of each of 16,384 columns of 64 KiB: together 64 MiB, taken 8 MiB at a time.
+    layout = narrow(Layout(0, (1 << 14, 1 << 14), (1, 1 << 14)), S(1 << 10))
     pieces = list(plan(layout, 4))
-    assert [piece.layout.cover()[1] for piece in pieces] == [1] * 10
+    assert {piece.axis for piece in pieces} == {1}
+    assert [piece.layout.size * 4 for piece in pieces] == [slicing.PIECE_BYTES] * 8
+    assert len(reads(layout, 4)) == 1 << 14
 
 
 def test_narrow_gaps_are_read_over():

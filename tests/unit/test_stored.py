@@ -9,7 +9,7 @@ from unit_samples import Memory, same_bits, sample
 from weighlock.errors import LayoutError, ShortRead, SourceError
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Layout, Span, TensorSpec
-from weighlock.tensors.stored import StoredRef
+from weighlock.tensors.stored import GATHERED_BYTES, StoredRef
 
 
 def stored(array, offset=0, **source):
@@ -116,6 +116,31 @@ def test_pieces_fill_one_buffer_again_and_again():
     assert [len(piece) for piece in pieces] == [32, 32, 32, 4]
     assert b"".join(pieces) == array.tobytes()
     assert ref.source.reads == [(3, 32), (35, 32), (67, 32), (99, 4)]
+
+
+def test_pieces_of_a_strided_tensor_are_no_longer_than_asked_for():
+    array = sample("F32", (30, 40))
+    spec, layout = TensorSpec("a", "F32", (40, 30)), Layout(0, (40, 30), (1, 40))
+    ref = StoredRef(spec, Memory(array.tobytes()), Span(0, 4800), layout)
+    pieces = [bytes(piece) for piece in ref.pieces(1003)]
+    assert [len(piece) for piece in pieces] == [1000, 1000, 1000, 1000, 800]
+    assert b"".join(pieces) == np.ascontiguousarray(array.T).tobytes()
+    assert ref.source.reads == [(0, 4800)]  # gathered once, however it is handed on
+
+
+@pytest.mark.parametrize("rows", [9000, 30_000])
+def test_a_large_transposed_tensor_takes_a_read_for_each_column_and_part(rows):
+    columns = 45_000_000 // rows  # two parts
+    array = np.arange(rows * columns, dtype=np.uint16).astype(np.uint8).reshape(columns, rows)
+    spec, layout = TensorSpec("a", "U8", (rows, columns)), Layout(0, (rows, columns), (1, rows))
+    ref = StoredRef(spec, Memory(array.data.cast("B")), Span(0, array.nbytes), layout)
+    expected = iter(array.T)
+    for piece in ref.pieces(columns):
+        assert piece == next(expected).tobytes()
+    assert GATHERED_BYTES < array.nbytes <= 2 * GATHERED_BYTES
+    assert len(ref.source.reads) <= 2 * columns
+    # Gaps up to a page are read over, and longer ones where what they part is longer still.
+    assert sum(length for _, length in ref.source.reads) <= 2 * array.nbytes
 
 
 def test_the_bytes_of_a_file_copy_only_where_they_lie_in_order():

@@ -134,8 +134,9 @@ class TensorRef(ABC):
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         """The tensor's bytes as a safetensors file holds them, in order.
 
-        Copies go through one buffer of `max_bytes`: a piece is valid until the next is asked for.
-        What lies contiguous in memory comes as views of it, of any length.
+        Pieces are views of one buffer, valid until the next is asked for, of at most `max_bytes`.
+        What lies contiguous in memory comes as views of it, of any length. What lies strided in a
+        source is gathered some 40 MiB at a time, whatever `max_bytes` is.
         """
 
     def memory(self) -> memoryview | None:

@@ -4,9 +4,10 @@
 are each worth one read. Knows elements and bytes, not sources.
 """
 
+import itertools
 import operator
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.tensors.spec import Layout
@@ -29,6 +30,9 @@ PAGE_BYTES = 4096
 
 PIECE_BYTES = 8 * 1024 * 1024
 """Most bytes of one read that has to be gathered: the size of the scratch buffer."""
+
+PIECE_READS = 4096
+"""Most reads of one piece: each costs some memory of its own, however short it is."""
 
 
 def narrow(layout: Layout, index: Index) -> Layout:
@@ -90,18 +94,29 @@ def _checked(key: object) -> "SupportsIndex | slice":
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One read: a part of a layout, and where its elements go in the result."""
+    """One read, or many of one shape: a part of a layout, and where it goes in the result."""
 
     layout: Layout
     target: tuple[slice, ...]
     """The region of the result, one slice for each of its dimensions."""
+    axis: int | None = None
+    """Each index of this dimension is a read of its own: too much lies between them."""
+
+    def reads(self) -> "Iterator[Piece]":
+        """The piece as pieces of one read each."""
+        if self.axis is None:
+            yield self
+        else:
+            for index in range(self.layout.shape[self.axis]):
+                yield _part(self, self.axis, index, index + 1)
 
 
 def plan(layout: Layout, itemsize: int) -> Iterator[Piece]:
-    """Cut a layout into pieces that are each one read.
+    """Cut a layout into pieces that are each one read, or several of one shape.
 
-    A piece is either contiguous (of any length: it can be read straight into the result) or covers
-    at most `PIECE_BYTES`. Together they read no byte outside the layout's cover.
+    A read is either contiguous (of any length: it can be put straight into the result) or covers
+    at most `PIECE_BYTES`; several together are at most `PIECE_READS` and have at most that many
+    bytes. They read no byte outside the layout's cover.
     """
     yield from _cut(Piece(layout, tuple(slice(0, size) for size in layout.shape)), itemsize)
 
@@ -123,6 +138,12 @@ def _cut(piece: Piece, itemsize: int) -> Iterator[Piece]:
     inner_bytes = layout.cover()[1] * itemsize - (layout.shape[axis] - 1) * stride_bytes
     gap_bytes = stride_bytes - inner_bytes
     if gap_bytes > min(GAP_BYTES, max(inner_bytes, PAGE_BYTES)):
+        step = min(PIECE_BYTES // inner_bytes, PIECE_READS)
+        if step > 1 and _is_one_read(_part(piece, axis, 0, 1), itemsize):
+            for first in range(0, layout.shape[axis], step):
+                last = min(first + step, layout.shape[axis])
+                yield replace(_part(piece, axis, first, last), axis=axis)
+            return
         step = 1
     elif layout.cover()[1] * itemsize <= PIECE_BYTES or stride_bytes == 0:
         yield piece
@@ -132,6 +153,11 @@ def _cut(piece: Piece, itemsize: int) -> Iterator[Piece]:
     for first in range(0, layout.shape[axis], step):
         last = min(first + step, layout.shape[axis])
         yield from _cut(_part(piece, axis, first, last), itemsize)
+
+
+def _is_one_read(piece: Piece, itemsize: int) -> bool:
+    cut = list(itertools.islice(_cut(piece, itemsize), 2))
+    return len(cut) == 1 and cut[0].axis is None
 
 
 def _part(piece: Piece, axis: int, first: int, last: int) -> Piece:

@@ -18,11 +18,15 @@ from weighlock.tensors.ref import PIECE_BYTES, TensorRef, loaded_shape
 from weighlock.tensors.slicing import Index, Piece, narrow, plan
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 
-__all__ = ["Readable", "StoredRef", "load_together"]
+__all__ = ["GATHERED_BYTES", "Readable", "StoredRef", "load_together"]
 
 
-_GATHERED_BYTES = 24 * 1024 * 1024
-"""Size of the pieces of a tensor that has to be gathered from strides."""
+GATHERED_BYTES = 40 * 1024 * 1024
+"""What is gathered at a time of a strided tensor whose bytes are wanted in order.
+
+A part of a transposed tensor takes a bit of every column: the larger it is, the fewer and longer
+the reads are, and with the scratch of one read this stays within 48 MiB.
+"""
 
 
 class Readable(Protocol):
@@ -103,19 +107,20 @@ class StoredRef(TensorRef):
             yield piece
 
     def _gathered_pieces(self, max_bytes: int) -> Iterator[memoryview]:
-        """Row-major pieces of a strided tensor, each gathered from what covers it."""
+        """Pieces of a strided tensor in row-major order, cut from larger parts gathered at once."""
         if self.dtype.is_packed:
             raise LayoutError(f"tensor {self.name!r}: strided {self.dtype} cannot be gathered")
         assert self.layout is not None  # noqa: S101
         width = self.dtype.bits // 8
-        # Each piece of a transposed tensor takes a bit of every column: fewer, larger pieces then.
-        max_bytes = max(max_bytes, _GATHERED_BYTES)
-        most = max(1, max_bytes // width)
+        max_bytes = max(max_bytes - max_bytes % width, width)  # a piece holds whole elements
+        most = max(max_bytes, GATHERED_BYTES) // width
         buffer = empty((min(most, self.layout.size),), self.dtype.numpy)
         for part in _row_major(self.layout, most):
             array = buffer[: part.size].reshape(part.shape)
             self._gather(part, array)
-            yield byte_view(array)
+            gathered = byte_view(array)
+            for first in range(0, len(gathered), max_bytes):
+                yield gathered[first : first + max_bytes]
 
     def _fill_bytes(self, buffer: memoryview) -> None:
         span = self.contiguous_span
@@ -152,13 +157,42 @@ class StoredRef(TensorRef):
         """Fill a C-contiguous array with the elements of a layout over this ref's span."""
         width = max(1, self.dtype.bits // 8)
         for piece in plan(layout, width):
-            index: Any = (*piece.target, ...)
-            target: Array = out[index]  # the dots keep a 0-dimensional target a view
-            if piece.layout.is_contiguous and target.flags.c_contiguous and self.dtype.bits >= 8:
-                offset = self.span.offset + piece.layout.start * width
-                self.source.read_into(offset, byte_view(target))
-            else:
-                target[...] = self._covering(piece, width)
+            if piece.axis is not None and self.dtype.bits >= 8:
+                self._gather_runs(piece, piece.axis, out[piece.target])
+                continue
+            for read in piece.reads():
+                index: Any = (*read.target, ...)
+                target: Array = out[index]  # the dots keep a 0-dimensional target a view
+                if read.layout.is_contiguous and target.flags.c_contiguous and self.dtype.bits >= 8:
+                    offset = self.span.offset + read.layout.start * width
+                    self.source.read_into(offset, byte_view(target))
+                else:
+                    target[...] = self._covering(read, width)
+
+    def _gather_runs(self, piece: Piece, axis: int, target: Array) -> None:
+        """Fill a target with runs of one shape: read together, then put in place together."""
+        count, width = piece.layout.shape[axis], self.dtype.bits // 8
+        run = next(piece.reads()).layout
+        low, length = run.cover()
+        step = piece.layout.strides[axis] * width
+        offsets = [self.span.offset + low * width + index * step for index in range(count)]
+        lines = np.moveaxis(target, axis, 0)
+        if run.is_contiguous and lines[0, ...].flags.c_contiguous:
+            self._read_many([(at, byte_view(lines[n, ...])) for n, at in enumerate(offsets)])
+            return
+        elements = empty((count * length,), self.dtype.numpy)
+        runs = map(byte_view, elements.reshape(count, length))
+        self._read_many(list(zip(offsets, runs, strict=True)))
+        strides = [stride * width for stride in piece.layout.strides]
+        strides[axis] = length * width
+        target[...] = _strided(elements[run.start - low :], piece.layout.shape, tuple(strides))
+
+    def _read_many(self, parts: list[tuple[int, memoryview]]) -> None:
+        if isinstance(self.source, ReadsMany):
+            self.source.read_many(parts)
+        else:
+            for offset, buffer in parts:
+                self.source.read_into(offset, buffer)
 
     def _covering(self, piece: Piece, width: int) -> Array:
         """The elements of a piece, as a view of what covers them."""
