@@ -63,6 +63,6 @@ class Workload:
     beside_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory the other process of a contender may add."""
     source: str = "safetensors"
-    """The kind of file the work starts from: safetensors, zip or legacy (of torch)."""
+    """The kind of file the work starts from: safetensors, or of torch: zip, legacy, many."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()
     """(ours, other, seconds): ours takes at most so much longer than the other."""

@@ -4,6 +4,7 @@ from benchmarks.workloads import (
     checkpoints,
     convert,
     load_all,
+    many_tensors,
     open_one,
     save,
     transfer,
@@ -22,6 +23,7 @@ ALL = {
         open_one.WORKLOAD,
         transformers_load.WORKLOAD,
         *checkpoints.ALL,
+        *many_tensors.ALL,
         *transfer.ALL,
     )
 }

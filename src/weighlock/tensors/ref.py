@@ -136,7 +136,7 @@ class TensorRef(ABC):
 
         Pieces are views of one buffer, valid until the next is asked for, of at most `max_bytes`.
         What lies contiguous in memory comes as views of it, of any length. What lies strided in a
-        source is gathered some 40 MiB at a time, whatever `max_bytes` is.
+        source is gathered some 32 MiB at a time, whatever `max_bytes` is.
         """
 
     def memory(self) -> memoryview | None:

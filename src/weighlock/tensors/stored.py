@@ -21,11 +21,11 @@ from weighlock.tensors.spec import Layout, Span, TensorSpec
 __all__ = ["GATHERED_BYTES", "Readable", "StoredRef", "load_together"]
 
 
-GATHERED_BYTES = 40 * 1024 * 1024
+GATHERED_BYTES = 32 * 1024 * 1024
 """What is gathered at a time of a strided tensor whose bytes are wanted in order.
 
 A part of a transposed tensor takes a bit of every column: the larger it is, the fewer and longer
-the reads are, and with the scratch of one read this stays within 48 MiB.
+the reads are, and with the scratch of one read this stays within 40 MiB.
 """
 
 
