@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from weighlock.errors import TruncatedFile, UnsupportedPickle
-from weighlock.formats.pickle_rare import RARE
+from weighlock.formats.pickle_rare import RARE, VALUES
 from weighlock.formats.pickle_records import (
     Call,
     Global,
@@ -267,6 +267,10 @@ class _Machine:
                     if pos > end:
                         raise IndexError
                     return Pickle(value, self._places, self.persistent_ids, pos)
+                elif op in VALUES:
+                    last, pos = VALUES[op](self, pos)
+                    stack.append(last)
+                    data, end, low = self._window(pos)
                 elif op in RARE:
                     stack, pos = RARE[op](self, stack, outer, memo, pos)
                     data, end, low = self._window(pos)

@@ -1,7 +1,8 @@
 """Opcodes that checkpoints seldom use: text forms of protocol 0, long forms, hand-made pickles.
 
-Each function gets the state of the machine and returns the stack and the position after it. The
-frequent opcodes are in the loop of `inert_pickle`.
+Those that only put a value on the stack are in `VALUES`: a function of each reads the value and
+gives the position after it. Those that change the stack in another way are in `RARE`. The frequent
+opcodes are in the loop of `inert_pickle`.
 """
 
 import codecs
@@ -20,7 +21,7 @@ from weighlock.formats.pickle_records import (
     set_items,
 )
 
-__all__ = ["RARE"]
+__all__ = ["RARE", "VALUES"]
 
 codecs.lookup("raw-unicode-escape")  # imported now, not when a pickle asks for it
 
@@ -48,9 +49,10 @@ class Machine(Protocol):
 Stack: TypeAlias = list[Any]
 After: TypeAlias = tuple[Stack, int]
 Rare: TypeAlias = Callable[[Machine, Stack, list[Stack], dict[int, Any], int], After]
+Read: TypeAlias = Callable[[Machine, int], tuple[Any, int]]
 
 RARE: dict[int, Rare] = {}
-"""Opcode to function."""
+"""Opcode to function of the whole state: it gives the stack and the position after it."""
 
 
 def _opcode(*codes: int) -> Callable[[Rare], Rare]:
@@ -134,14 +136,6 @@ def _frozenset(
     return before, pos
 
 
-@_opcode(0x8F)
-def _empty_set(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    stack.append(SetRecord([], frozen=False))
-    return stack, pos
-
-
 @_opcode(0x90)
 def _add_items(
     machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
@@ -185,17 +179,6 @@ def _inst(
     return before, after
 
 
-@_opcode(0x50)
-def _persid(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    line, after = machine.line_(pos)
-    record = PersistentId(line.decode("ascii"))
-    machine.persistent_ids.append(record)
-    stack.append(record)
-    return stack, after
-
-
 @_opcode(0x70)
 def _put(
     machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
@@ -220,23 +203,33 @@ def _index(line: bytes) -> int:
     return int(line)
 
 
-@_opcode(0x49)
-def _int(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    line, after = machine.line_(pos)
+def _line(value_of: Callable[[bytes], Any]) -> Read:
+    """Reads a line of text."""
+
+    def read(machine: Machine, pos: int) -> tuple[Any, int]:
+        line, after = machine.line_(pos)
+        return value_of(line), after
+
+    return read
+
+
+def _counted(width: int, value_of: Callable[[bytes], Any]) -> Read:
+    """Reads bytes behind a length of that width."""
+
+    def read(machine: Machine, pos: int) -> tuple[Any, int]:
+        raw, after = machine.counted_(pos, width)
+        return value_of(raw), after
+
+    return read
+
+
+def _int(line: bytes) -> int:
     special = {b"00": False, b"01": True}
-    stack.append(special[line] if line in special else _decimal(line))
-    return stack, after
+    return special[line] if line in special else _decimal(line)
 
 
-@_opcode(0x4C)
-def _long(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    line, after = machine.line_(pos)
-    stack.append(_decimal(line.removesuffix(b"L")))
-    return stack, after
+def _long(line: bytes) -> int:
+    return _decimal(line.removesuffix(b"L"))
 
 
 def _decimal(text: bytes) -> int:
@@ -245,112 +238,49 @@ def _decimal(text: bytes) -> int:
     return int(text)
 
 
-@_opcode(0x8A)
-def _long1(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 1)
-    stack.append(int.from_bytes(raw, "little", signed=True))
-    return stack, after
+def _float(line: bytes) -> float:
+    try:
+        return float(line[:_LONGEST_INT])
+    except ValueError as error:
+        raise Malformed("holds a float that is none") from error
 
 
-@_opcode(0x8B)
-def _long4(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    length = int.from_bytes(machine.fixed_(pos, 4), "little", signed=True)
+def _signed(raw: bytes) -> int:
+    return int.from_bytes(raw, "little", signed=True)
+
+
+def _long4(machine: Machine, pos: int) -> tuple[int, int]:
+    length = _signed(machine.fixed_(pos, 4))
     if not 0 <= length <= _LONGEST_INT:
         raise Malformed(f"holds an int of {length:,} bytes")
     raw, after = machine.counted_(pos, 4)
-    stack.append(int.from_bytes(raw, "little", signed=True))
-    return stack, after
+    return _signed(raw), after
 
 
-@_opcode(0x46)
-def _float(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
+def _persid(machine: Machine, pos: int) -> tuple[PersistentId, int]:
     line, after = machine.line_(pos)
-    try:
-        stack.append(float(line[:_LONGEST_INT]))
-    except ValueError as error:
-        raise Malformed("holds a float that is none") from error
-    return stack, after
+    record = PersistentId(line.decode("ascii"))
+    machine.persistent_ids.append(record)
+    return record, after
 
 
-@_opcode(0x8D)
-def _binunicode8(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 8)
-    stack.append(str(raw, "utf-8", "surrogatepass"))
-    return stack, after
+def _empty_set(machine: Machine, pos: int) -> tuple[SetRecord, int]:
+    return SetRecord([], frozen=False), pos
 
 
-@_opcode(0x42)
-def _binbytes(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 4)
-    stack.append(raw)
-    return stack, after
+def _utf8(raw: bytes) -> str:
+    return str(raw, "utf-8", "surrogatepass")
 
 
-@_opcode(0x43)
-def _short_binbytes(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 1)
-    stack.append(raw)
-    return stack, after
+def _unicode(line: bytes) -> str:
+    return str(line, "raw-unicode-escape")
 
 
-@_opcode(0x8E, 0x96)
-def _bytes8(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 8)
-    stack.append(raw)
-    return stack, after
-
-
-@_opcode(0x54)
-def _binstring(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 4)
-    stack.append(_text(raw))
-    return stack, after
-
-
-@_opcode(0x55)
-def _short_binstring(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    raw, after = machine.counted_(pos, 1)
-    stack.append(_text(raw))
-    return stack, after
-
-
-@_opcode(0x53)
-def _string(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    line, after = machine.line_(pos)
+def _string(line: bytes) -> "str | bytes":
     line = line.strip()
     if len(line) < 2 or line[:1] != line[-1:] or line[:1] not in (b"'", b'"'):
         raise Malformed("holds a string without its quotes")
-    stack.append(_text(_unescaped(line[1:-1])))
-    return stack, after
-
-
-@_opcode(0x56)
-def _unicode(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    line, after = machine.line_(pos)
-    stack.append(str(line, "raw-unicode-escape"))
-    return stack, after
+    return _text(_unescaped(line[1:-1]))
 
 
 def _text(raw: bytes) -> "str | bytes":
@@ -378,3 +308,24 @@ def _unescaped(raw: bytes) -> bytes:
         return match[0]
 
     return _ESCAPE.sub(plain, raw)
+
+
+VALUES: dict[int, Read] = {
+    0x49: _line(_int),  # INT
+    0x4C: _line(_long),  # LONG
+    0x46: _line(_float),  # FLOAT
+    0x53: _line(_string),  # STRING
+    0x56: _line(_unicode),  # UNICODE
+    0x50: _persid,  # PERSID
+    0x8A: _counted(1, _signed),  # LONG1
+    0x8B: _long4,  # LONG4
+    0x43: _counted(1, bytes),  # SHORT_BINBYTES
+    0x42: _counted(4, bytes),  # BINBYTES
+    0x8E: _counted(8, bytes),  # BINBYTES8
+    0x96: _counted(8, bytes),  # BYTEARRAY8
+    0x55: _counted(1, _text),  # SHORT_BINSTRING
+    0x54: _counted(4, _text),  # BINSTRING
+    0x8D: _counted(8, _utf8),  # BINUNICODE8
+    0x8F: _empty_set,  # EMPTY_SET
+}
+"""Opcode to function that reads a value."""
