@@ -460,6 +460,16 @@ class TestScan:
         assert result.returncode == 1
         assert "os.system" in result.stdout
 
+    @pytest.mark.parametrize("pickles", range(1, 5))
+    def test_a_legacy_file_that_was_cut_off(self, tmp_path, command, pickles):
+        parts = [0x1950A86A20F9469CFC6C, 1001, {"little_endian": True}, [1.5, None], ["a"]]
+        raw = [pickle.dumps(part, 2) for part in parts]
+        path = tmp_path / "m.pt"
+        path.write_bytes(b"".join(raw[:pickles]) + raw[pickles][:-1])
+        result = command("scan", path)
+        assert result.returncode == 1
+        assert "1 could not be scanned" in result.stdout
+
     def test_names_that_were_popped(self, tmp_path, command):
         path = tmp_path / "m.pkl"
         path.write_bytes(b"\x80\x02cos\nsystem\n0N.")

@@ -310,6 +310,39 @@ class TestKinds:
             assert type(catalog.extras[name]) in (float, int, bool)
 
     @BOTH
+    def test_tensors_below_the_attributes_of_a_tensor_are_not_lost(self, legacy):
+        tensor = torch.nn.Parameter(torch.ones(2))
+        tensor.scales = {"rows": torch.arange(2.0), "more": [torch.zeros(1)]}
+        tensor.itself = {"again": tensor}
+        catalog = weighlock.open(saved({"w": tensor}, legacy=legacy))
+        assert list(catalog) == ["w", "w.scales.rows", "w.scales.more.0", "w.itself.again"]
+        assert_same(catalog["w.scales.rows"], tensor.scales["rows"])
+        assert catalog["w"].identity() == catalog["w.itself.again"].identity()
+        bare = weighlock.open(saved(tensor, legacy=legacy))
+        assert list(bare) == ["tensor", "scales.rows", "scales.more.0", "itself.again"]
+
+    @BOTH
+    @pytest.mark.parametrize("protocol", [2, 4, 5])
+    def test_tensors_in_arrays_of_objects_are_not_lost(self, legacy, protocol):
+        array = np.array([torch.ones(2), {"b": torch.zeros(3)}, None], dtype=object)
+        catalog = weighlock.open(saved({"a": array}, legacy=legacy, protocol=protocol))
+        assert list(catalog) == ["a.0", "a.1.b"]
+        assert list(catalog.unreadable) == ["a"]
+        assert_same(catalog["a.1.b"], torch.zeros(3))
+
+    @BOTH
+    def test_parameters_without_data_are_named(self, legacy):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            module = torch.nn.Sequential(torch.nn.Linear(1, 1), torch.nn.LazyLinear(3))
+            norm = torch.nn.LazyBatchNorm1d()
+        catalog = weighlock.open(saved({"m": module, "n": norm}, legacy=legacy))
+        assert list(catalog) == ["m.0.weight", "m.0.bias", "n.num_batches_tracked"]
+        lazy = {"m.1.weight", "m.1.bias", "n.weight", "n.bias", "n.running_mean", "n.running_var"}
+        assert catalog.unreadable.keys() == lazy
+        assert all("no data yet" in reason for reason in catalog.unreadable.values())
+
+    @BOTH
     def test_arrays_that_are_not_numbers(self, legacy):
         state = {"objects": np.array([{}, None]), "text": np.array(["a", "bc"]), "w": torch.ones(1)}
         catalog = weighlock.open(saved(state, legacy=legacy))
@@ -605,6 +638,20 @@ class TestContainers:
         path = path.rename(tmp_path / "renamed")
         with weighlock.open(path) as catalog:
             assert_same(catalog["w"], torch.ones(3))
+
+    def test_archives_without_checksums(self):
+        state = {"w": torch.arange(5.0)}
+        torch.serialization.set_crc32_options(False)
+        try:
+            raw = saved(state)
+        finally:
+            torch.serialization.set_crc32_options(True)
+        with zipfile.ZipFile(io.BytesIO(raw)) as archive:
+            assert {member.CRC for member in archive.infolist()} == {0}
+        catalog = assert_same_tensors(raw)
+        assert any("without checksums" in note for note in catalog.notes)
+        catalog.check()
+        assert not any("checksums" in note for note in weighlock.open(saved(state)).notes)
 
     def test_archives_without_the_records_of_later_versions(self):
         later = (".format_version", ".storage_alignment", "byteorder", ".data/serialization_id")

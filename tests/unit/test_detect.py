@@ -1,6 +1,7 @@
 """What can be opened, and what is said of what cannot."""
 
 import os
+import pickle
 from pathlib import Path
 
 import numpy as np
@@ -77,6 +78,16 @@ def test_what_cannot_be_a_target_is_a_type_error(target):
         (b"abc", "too few|too short|3 bytes"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
         (b"GGUF\x03\0\0\0" + bytes(100), "GGUF"),
+        (b"PK\5\6" + bytes(18), "nothing in it"),
+        (b"\xef\xbb\xbf<!doctype html>" + b"x" * 100, "HTML"),
+        (b"Entry not found", "text.*'Entry not found'"),
+        (b'{"error": "Repository not found"}', "text.*Repository"),
+        (b"# A model\r\n\r\n" + b"words " * 200, "text.*A model"),
+        (pickle.dumps({"a": 1}, 0), "a pickle"),
+        (pickle.dumps([1, 2], 0), "a pickle"),
+        (pickle.dumps({"a": 1}, 1), "a pickle"),
+        (pickle.dumps([1, 2], 1), "a pickle"),
+        (pickle.dumps({"a": 1}, 4), "a pickle"),
         (b"\x93NUMPY\x01\0" + bytes(100), "numpy"),
         (b"\x89HDF\r\n\x1a\n" + bytes(100), "HDF5"),
         (b"\x1f\x8b\x08" + bytes(100), "gzip"),

@@ -1,5 +1,6 @@
 """Which format bytes are in, decided by content, once. Knows first bytes and directory listings."""
 
+import codecs
 import os
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -20,10 +21,14 @@ __all__ = ["Openable", "open_catalog", "open_source"]
 
 Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Source"
 
+_TEXT = bytes(range(0x20, 0x7F)) + b"\t\n\r"
+
 # What people hand over instead of weights, by its first bytes: the error should say what it is.
 _IMPOSTORS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the weights: run `git lfs pull`"),
     (b"\x80", "a pickle, but no PyTorch checkpoint; `weighlock scan` shows what it would import"),
+    ((b"(dp", b"(lp", b"}q\0", b"]q\0"), "a pickle, but no PyTorch checkpoint"),
+    (b"PK\5\6", "a ZIP archive with nothing in it"),
     (b"GGUF", "a GGUF file, which this version does not read"),
     (b"\x93NUMPY", "a numpy array, which this version does not read"),
     (b"\x89HDF", "an HDF5 file, which is not read"),
@@ -144,6 +149,10 @@ def _impostor(first: bytes) -> str | None:
         return "a tar archive, which this version does not read"
     if not any(first) and len(first) == 512:
         return "all zeros at its start: a download or copy that was cut off?"
-    if first.lstrip()[:1] == b"<":
+    text = first.removeprefix(codecs.BOM_UTF8).lstrip()
+    if text[:1] == b"<":
         return "an HTML or XML page, not weights: was a login page downloaded?"
+    # Eight bytes of text are no length of a header: it would be longer than any.
+    if len(first) >= 8 and not first.translate(None, _TEXT):
+        return f"a text, not weights; it begins {first[:40].decode()!r}"
     return None

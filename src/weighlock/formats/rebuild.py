@@ -143,9 +143,12 @@ _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
 def attributes_of(record: Any) -> Mapping[Any, Any]:
-    """What was set on a tensor or parameter beside its data, by name."""
-    if type(record) is Call and type(record.func) is Global and record.func.name not in _WRAPPERS:
-        return _NOTHING  # nearly always: a plain tensor
+    """What was set on a tensor or parameter beside its data, by name; objects in an array, too."""
+    if type(record) is Call and type(record.func) is Global:
+        if record.func.name == "_reconstruct":
+            return dict(enumerate(rebuild_numpy.objects_of(record)))
+        if record.func.name not in _WRAPPERS:
+            return _NOTHING  # nearly always: a plain tensor
     found: dict[Any, Any] = {}
     for _ in range(16):
         if type(record) is not Call or type(record.func) is not Global:
@@ -250,6 +253,8 @@ _BUILDERS = {
     ("torch._utils", "_rebuild_nested_tensor"): _unread("a nested tensor"),
     ("torch._utils", "_rebuild_meta_tensor_no_storage"): _unread("a tensor without data (meta)"),
     ("torch._utils", "_rebuild_wrapper_subclass"): _unread("a tensor that wraps others"),
+    ("torch.nn.parameter", "UninitializedParameter"): _unread("a parameter that has no data yet"),
+    ("torch.nn.parameter", "UninitializedBuffer"): _unread("a buffer that has no data yet"),
     **rebuild_numpy.BUILDERS,
 }
 

@@ -20,7 +20,7 @@ from weighlock.formats.meanings import (
 from weighlock.formats.pickle_records import Call, Global
 from weighlock.formats.torch_names import canonical
 
-__all__ = ["BUILDERS", "dtype_of", "raw_bytes"]
+__all__ = ["BUILDERS", "dtype_of", "objects_of", "raw_bytes"]
 
 
 def _numpy(call: Call) -> Meaning | None:
@@ -32,6 +32,14 @@ def _numpy(call: Call) -> Meaning | None:
     if dtype is None:
         return Unreadable("a numpy array of objects or of a type that is not a number")
     return _inline(dtype, state[1], state[3] is True, raw_bytes(state[4]))
+
+
+def objects_of(call: Call) -> list[Any]:
+    """What an array of objects holds: in place of its data stands a list."""
+    state = call.states[-1] if call.states else None
+    if type(state) is tuple and len(state) == 5 and type(state[4]) is list:
+        return state[4]
+    return []
 
 
 def _from_buffer(call: Call) -> Meaning | None:

@@ -5,7 +5,7 @@ iterative and goes by identity: a pickle of 500 bytes can share its lists 2**60 
 """
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -180,15 +180,15 @@ class _Naming:
 
     def _paths_to_tensors(self, root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         survey = self._survey
+        path: list[Any] = []
+        on_path = {id(root)}
+        nodes = [root]
+        stack: list[Iterator[tuple[Any, Any]]] = []
         if id(root) in survey.meaning:
             yield (), root
-            return
-        path: list[Any] = []
-        on_path: set[int] = set()
-        stack: list[Iterator[tuple[Any, Any]]] = []
-        nodes: list[Any] = []
-        if id(root) in survey.holds_tensors:
-            stack, nodes, on_path = [iter(children_of(root))], [root], {id(root)}
+            stack.append(iter(attributes_of(root).items()))
+        elif id(root) in survey.holds_tensors:
+            stack.append(iter(children_of(root)))
         steps = 0
         while stack:
             steps += 1
@@ -204,16 +204,19 @@ class _Naming:
                 continue
             label, child = step
             key = id(child)
+            below: Collection[tuple[Any, Any]]
             if key in survey.meaning:
                 yield (*path, label), child
-                for name, value in attributes_of(child).items():
-                    if id(value) in survey.meaning:
-                        yield (*path, label, name), value
-            elif key in survey.holds_tensors and key not in on_path:
+                below = attributes_of(child).items()
+            elif key in survey.holds_tensors:
+                below = children_of(child)
+            else:
+                continue
+            if below and key not in on_path:
                 path.append(label)
                 nodes.append(child)
                 on_path.add(key)
-                stack.append(iter(children_of(child)))
+                stack.append(iter(below))
 
     def _enter(self, path: tuple[Any, ...], meaning: Meaning) -> None:
         limits = self._survey.limits

@@ -113,8 +113,10 @@ class _Row:
             try:
                 pickles.append(read_pickle(self._feed, at, self._limits, named))
             except (FormatError, LimitExceeded):
-                # Whatever has no name for an import is data, unless it began as a pickle must.
-                if named or (number == 0 and self._feed.data[:1] == b"\x80"):
+                # Whatever has no name for an import is data, unless it began as a pickle must, or
+                # a legacy checkpoint has a pickle here.
+                begun = number == 0 and self._feed.data[:1] == b"\x80"
+                if named or begun or is_legacy(self._feed.data):
                     yield from _as_findings(named, "")
                     raise
                 return

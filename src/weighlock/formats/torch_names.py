@@ -102,6 +102,7 @@ _KNOWN = {
     ("torch.nn.parameter", "Parameter"),
     ("torch.nn.parameter", "Buffer"),
     ("torch.nn.parameter", "UninitializedParameter"),
+    ("torch.nn.parameter", "UninitializedBuffer"),
     ("collections", "OrderedDict"),
     ("collections", "defaultdict"),
     ("collections", "Counter"),

@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 __all__ = ["open_torch_zip"]
 
 _PIECE_BYTES = 4 * 1024 * 1024
+_UNCHECKED = "it was written without checksums: damaged data cannot be told from sound data"
 
 
 def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
@@ -51,7 +52,8 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
     refs, unreadable = make_refs(
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
     )
-    beside = Beside({}, tree.extras, tree.notes, unreadable, named, archive.check)
+    notes = tree.notes if archive.has_checksums else (*tree.notes, _UNCHECKED)
+    beside = Beside({}, tree.extras, notes, unreadable, named, archive.check)
     return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
 
 
@@ -59,7 +61,7 @@ def _read_tree(
     archive: "_Archive", source: "Source", limits: Limits
 ) -> tuple[RecordTree, dict[tuple[str, str], int]]:
     """What the pickle holds and names. The records it was read as are gone on return."""
-    raw = inflated(source, archive.member("data.pkl"), limits.pickle_bytes)
+    raw = archive.content("data.pkl", limits.pickle_bytes)
     pickle = read_pickle(Feed(raw, label=f"{source.label}: {archive.prefix}data.pkl"), 0, limits)
     for record in pickle.persistent_ids:
         if is_module(record):
@@ -77,6 +79,8 @@ class _Archive:
         self._source = source
         self._members = read_directory(source, limits)
         self._headers = LocalHeaders(source)
+        # torch.serialization.set_crc32_options(False) writes 0 for every member.
+        self.has_checksums = any(member.crc for member in self._members.values())
         self.prefix = self._find_prefix()
         self.big_endian = self._byte_order() == "big"
         self._places: dict[str, Place] = {}
@@ -86,6 +90,11 @@ class _Archive:
         if found is None:
             raise TruncatedFile(f"has no member {self.prefix + name!r}", source=self._source.label)
         return found
+
+    def content(self, name: str, most_bytes: int) -> bytes:
+        """All of a member, which matches its checksum if there are checksums."""
+        member = self.member(name)
+        return inflated(self._source, member, most_bytes, check_crc=self.has_checksums)
 
     def place_of(self, storage: Storage) -> Place:
         """Where a storage lies; its member must be as long as the pickle says."""
@@ -115,7 +124,7 @@ class _Archive:
                 place.source.read_into(offset, piece)
                 crc = zlib.crc32(piece, crc)
                 progress(len(piece))
-            if crc != member.crc:
+            if crc != member.crc and self.has_checksums:
                 raise FormatError(
                     f"member {member.name!r} has the checksum {crc:08x}, not {member.crc:08x}",
                     source=self._source.label,
@@ -138,9 +147,7 @@ class _Archive:
     def _byte_order(self) -> str:
         if self.prefix + "byteorder" not in self._members:
             return "little"
-        order = (
-            inflated(self._source, self.member("byteorder"), 16).decode("ascii", "replace").strip()
-        )
+        order = self.content("byteorder", 16).decode("ascii", "replace").strip()
         if order not in ("little", "big"):
             raise LayoutError(f"its byte order is {order!r}", source=self._source.label)
         return order
