@@ -4,7 +4,7 @@ Checks names, shapes, dtypes and sizes before anything is asked for. Knows no co
 """
 
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -39,31 +39,36 @@ class Received:
 
 
 def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
-    """A buffer of its own for each tensor; names of the same tensor share it.
+    """A buffer of its own for each tensor, which all lie as they do in a share.
+
+    Names of the same tensor have one buffer together.
 
     Raises:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
-    spans = {ref.contiguous_span: ref for ref in _stored(chosen.values())}
-    check_memory(sum(ref.nbytes for ref in spans.values()), limits)
-    buffers: dict[Span | None, memoryview] = {}
+    wanted = [(name, ref, _span(ref)) for name, ref in chosen.items()]
+    # Pairs, not spans: there may be a million tensors, and a pair is hashed by C.
+    check_memory(sum(length for _, length in {(s.offset, s.length) for _, _, s in wanted}), limits)
+    buffers: dict[tuple[int, int], memoryview] = {}
+    targets: list[Target] = []
     refs: dict[str, TensorRef] = {}
-    for name, ref in chosen.items():
-        assert isinstance(ref, StoredRef)  # noqa: S101
-        span = ref.contiguous_span
-        if ref.dtype.is_packed or span is None:
-            if span not in buffers:
-                buffers[span] = byte_view(empty((ref.nbytes,), np.dtype(np.uint8)))
-            refs[name] = StoredRef(ref.spec, BytesSource(buffers[span]), Span(0, ref.nbytes))
-            continue
-        if span in buffers:
-            flat = np.frombuffer(buffers[span], np.uint8)
-            refs[name] = ArrayRef(ref.spec, flat.view(ref.dtype.numpy).reshape(ref.shape))
-            continue
-        array = empty(ref.shape, ref.dtype.numpy)
-        buffers[span] = byte_view(array)
-        refs[name] = ArrayRef(ref.spec, array)
-    targets = [Target(span, view) for span, view in buffers.items() if span is not None]
+    for name, ref, span in wanted:
+        spec, key = ref.spec, (span.offset, span.length)
+        view = buffers.get(key)
+        if spec.dtype.is_packed:
+            if view is None:
+                view = byte_view(empty((span.length,), np.dtype(np.uint8)))
+            refs[name] = StoredRef(spec, BytesSource(view), Span(0, span.length))
+        elif view is None:
+            array = empty(spec.shape, spec.dtype.numpy)
+            view = byte_view(array)
+            refs[name] = ArrayRef(spec, array)
+        else:
+            flat = np.frombuffer(view, np.uint8)
+            refs[name] = ArrayRef(spec, flat.view(spec.dtype.numpy).reshape(spec.shape))
+        if key not in buffers:
+            buffers[key] = view
+            targets.append(Target(span, view))
     targets.sort(key=lambda target: target.span.offset)
     beside = Beside(aliases=chosen.aliases)
     return Received(targets, Catalog(refs, chosen.metadata, beside=beside))
@@ -133,5 +138,7 @@ def _address(memory: memoryview | None) -> int | None:
     return address
 
 
-def _stored(refs: Iterable[TensorRef]) -> list[StoredRef]:
-    return [ref for ref in refs if isinstance(ref, StoredRef)]
+def _span(ref: TensorRef) -> Span:
+    span = ref.contiguous_span if isinstance(ref, StoredRef) else None
+    assert span is not None  # noqa: S101
+    return span

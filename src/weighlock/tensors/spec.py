@@ -5,7 +5,7 @@ array.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import LayoutError
@@ -36,6 +36,8 @@ class TensorSpec:
     name: str
     dtype: DType
     shape: tuple[int, ...]
+    nbytes: int = field(init=False, repr=False, compare=False)
+    """Bytes the tensor takes in a file."""
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -65,6 +67,7 @@ class TensorSpec:
                 f"tensor {self.name!r}: shape {shape} of {self.dtype} takes {bits} bits, "
                 "which do not fill whole bytes"
             )
+        object.__setattr__(self, "nbytes", bits // 8)
 
     @classmethod
     def of(cls, value: "SpecLike") -> "TensorSpec":
@@ -78,11 +81,6 @@ class TensorSpec:
     def size(self) -> int:
         """Number of elements."""
         return math.prod(self.shape)
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes the tensor takes in a file."""
-        return math.prod(self.shape) * self.dtype.bits // 8
 
     def renamed(self, name: str) -> "TensorSpec":
         """The same tensor under another name."""

@@ -61,7 +61,7 @@ class StoredRef(TensorRef):
 
     def __post_init__(self) -> None:
         if self.layout is None:
-            if self.span.length != self.nbytes:
+            if self.span.length != self.spec.nbytes:
                 raise LayoutError(
                     f"tensor {self.name!r}: {self.dtype} {list(self.shape)} takes {self.nbytes:,} "
                     f"bytes, its span has {self.span.length:,}"

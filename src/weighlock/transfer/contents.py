@@ -175,22 +175,25 @@ class Contents:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
-        for touched in self.file.touched(span):
-            ref, part = touched.segment.ref, touched.part
-            memory = self._copied.get(touched.segment.span.offset) or ref.memory()
+        copied = self._copied
+        for segment, begin, end in self.file.touched(span):
+            ref = segment.ref
+            memory = copied.get(segment.span.offset) if copied else None
+            if memory is None:
+                memory = ref.memory()
             if memory is not None:
-                yield memory[part.offset : part.end]
+                yield memory[begin:end]
                 continue
             if isinstance(ref, StoredRef) and not isinstance(ref.source, InflatedSource):
                 whole = ref.contiguous_span
                 if whole is not None:
-                    yield from _stored(ref.source, whole.offset + part.offset, part.length)
+                    yield from _stored(ref.source, whole.offset + begin, end - begin)
                     continue
-            gathered = self._gathered(touched.segment.span.offset, ref)
+            gathered = self._gathered(segment.span.offset, ref)
             if isinstance(gathered, FilePart):
-                yield FilePart(gathered.file, gathered.offset + part.offset, part.length)
+                yield FilePart(gathered.file, gathered.offset + begin, end - begin)
             else:
-                yield gathered[part.offset : part.end]
+                yield gathered[begin:end]
 
     def _gathered(self, key: int, ref: TensorRef) -> Piece:
         with self._gathering:

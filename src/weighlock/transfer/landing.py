@@ -4,15 +4,14 @@ A landing is shared by the connections of a fetch; each asks it for a place of i
 counts only when the place is told that it landed: until then its bytes may be anything.
 """
 
-from bisect import bisect_right
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import Protocol
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
-from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span, blocks_of
+from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
@@ -40,9 +39,8 @@ class Landing(Protocol):
         """Land a block that is already here."""
 
 
-@dataclass(frozen=True, slots=True)
-class Target:
-    """Bytes of the remote file, and the memory they go to."""
+class Target(NamedTuple):
+    """Bytes of the remote file, and the memory they go to. A tuple: there may be a million."""
 
     span: Span
     view: memoryview
@@ -57,40 +55,34 @@ class MemoryLanding:
     """
 
     def __init__(self, targets: Iterable[Target], size: int) -> None:
-        self._targets = [target for target in targets if target.span.length]
-        self._starts = [target.span.offset for target in self._targets]
+        wanted = [target for target in targets if target.span.length]
+        self._spans = _Spans([target.span for target in wanted])
+        self._views = [target.view for target in wanted]
         self.size = size
 
     @property
     def blocks(self) -> Sequence[int]:
-        return _covering(target.span for target in self._targets)
+        return self._spans.blocks
 
     def place(self) -> BlockPlace:
         return _MemoryPlace(self)
 
     def put(self, block: int, content: memoryview) -> None:
-        whole = block_span(block, self.size)
-        for part, view in self.pieces(block):
-            first = part.offset - whole.offset
-            view[:] = content[first : first + part.length]
+        origin = block * BLOCK_BYTES
+        for number, begin, end in self._spans.in_block(block):
+            start = self._spans.starts[number]
+            target = self._views[number][begin - start : end - start]
+            target[:] = content[begin - origin : end - origin]
 
-    def pieces(self, block: int) -> list[tuple[Span, memoryview]]:
-        """The parts of a block that are wanted, and where each goes."""
-        whole = block_span(block, self.size)
-        found = []
-        for number in range(
-            max(0, bisect_right(self._starts, whole.offset) - 1), len(self._starts)
-        ):
-            target = self._targets[number]
-            if target.span.offset >= whole.end:
-                break
-            begin = max(whole.offset, target.span.offset)
-            end = min(whole.end, target.span.end)
-            if begin < end:
-                first = begin - target.span.offset
-                view = target.view[first : first + end - begin]
-                found.append((Span(begin, end - begin), view))
-        return found
+    def direct(self, block: int) -> list[tuple[int, int, memoryview]] | None:
+        """Begin, end and memory of the wanted parts of a block; None if they are too many."""
+        if self._spans.count_in(block) > _DIRECT_PIECES:
+            return None
+        starts = self._spans.starts
+        return [
+            (begin, end, self._views[number][begin - starts[number] : end - starts[number]])
+            for number, begin, end in self._spans.in_block(block)
+        ]
 
 
 class _MemoryPlace:
@@ -103,20 +95,19 @@ class _MemoryPlace:
 
     def views(self, block: int) -> Sequence[memoryview]:
         whole = block_span(block, self._landing.size)
-        pieces = self._landing.pieces(block)
-        self._is_direct = len(pieces) <= _DIRECT_PIECES
-        aside = self._aside.buffer(whole.length)
-        if not self._is_direct:
-            return (aside,)
+        pieces = self._landing.direct(block)
+        self._is_direct = pieces is not None
+        if pieces is None:
+            return (self._aside.buffer(whole.length),)
         views: list[memoryview] = []
         reached = whole.offset
-        for part, view in pieces:
-            if part.offset > reached:
-                views.append(aside[reached - whole.offset : part.offset - whole.offset])
+        for begin, end, view in pieces:
+            if begin > reached:
+                views.append(self._aside.buffer(begin - reached))
             views.append(view)
-            reached = part.end
+            reached = end
         if reached < whole.end:
-            views.append(aside[reached - whole.offset :])
+            views.append(self._aside.buffer(whole.end - reached))
         return views
 
     def landed(self, block: int) -> None:
@@ -191,29 +182,23 @@ class PartLanding:
     ) -> None:
         self._file = file
         self._header = memoryview(header)
-        self._moves = [move for move in moves if move[0].length]
-        self._starts = [span.offset for span, _ in self._moves]
+        wanted = [move for move in moves if move[0].length]
+        self._spans = _Spans([span for span, _ in wanted])
+        self._offsets = [offset for _, offset in wanted]
         self.size = size
 
     @property
     def blocks(self) -> Sequence[int]:
-        return _covering(span for span, _ in self._moves)
+        return self._spans.blocks
 
     def place(self) -> BlockPlace:
         return _AsidePlace(self, self.size)
 
     def put(self, block: int, content: memoryview) -> None:
-        whole = block_span(block, self.size)
-        for number in range(
-            max(0, bisect_right(self._starts, whole.offset) - 1), len(self._starts)
-        ):
-            span, target = self._moves[number]
-            if span.offset >= whole.end:
-                break
-            begin, end = max(whole.offset, span.offset), min(whole.end, span.end)
-            if begin < end:
-                part = content[begin - whole.offset : end - whole.offset]
-                self._file.write(target + begin - span.offset, part)
+        origin = block * BLOCK_BYTES
+        for number, begin, end in self._spans.in_block(block):
+            target = self._offsets[number] + begin - self._spans.starts[number]
+            self._file.write(target, content[begin - origin : end - origin])
 
     def complete(self) -> None:
         """Everything has landed: write the header. Putting it in place is the caller's."""
@@ -252,17 +237,35 @@ class _Aside:
         return self._buffer[:length]
 
 
-def _first(starts: Sequence[int], offset: int) -> int:
-    """The number of the last start that does not lie behind an offset."""
-    return max(0, bisect_right(starts, offset) - 1)
+class _Spans:
+    """Spans of a file that come in order and do not overlap, and which of them a block touches."""
+
+    def __init__(self, spans: Sequence[Span]) -> None:
+        self.starts = [span.offset for span in spans]
+        self.ends = [span.offset + span.length for span in spans]
+        self.blocks = _covering(self.starts, self.ends)
+
+    def count_in(self, block: int) -> int:
+        """How many have bytes in the block."""
+        return len(self._touched(block))
+
+    def in_block(self, block: int) -> Iterator[tuple[int, int, int]]:
+        """The number of each that has bytes in the block, with where these begin and end."""
+        first, last = block * BLOCK_BYTES, (block + 1) * BLOCK_BYTES
+        for number in self._touched(block):
+            yield number, max(first, self.starts[number]), min(last, self.ends[number])
+
+    def _touched(self, block: int) -> range:
+        first = block * BLOCK_BYTES
+        return range(bisect_right(self.ends, first), bisect_left(self.starts, first + BLOCK_BYTES))
 
 
-def _covering(spans: Iterable[Span]) -> list[int]:
-    """The blocks that cover spans which come in order."""
+def _covering(starts: Sequence[int], ends: Sequence[int]) -> list[int]:
+    """The blocks that cover spans which come in order, none of them empty."""
     blocks: list[int] = []
-    for span in spans:
-        found = blocks_of(span)
-        if blocks and found and found.start <= blocks[-1]:
-            found = range(blocks[-1] + 1, found.stop)
-        blocks.extend(found)
+    reached = 0  # the first block that is not listed yet
+    for start, end in zip(starts, ends, strict=True):
+        if end > reached * BLOCK_BYTES:
+            first, reached = max(reached, start // BLOCK_BYTES), -(-end // BLOCK_BYTES)
+            blocks.extend(range(first, reached))
     return blocks

@@ -4,10 +4,10 @@ Pure: knows the header, where each tensor lies and which tensors a range touches
 come from is `contents`'.
 """
 
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
 from weighlock.formats.save import own_metadata, source_positions, untied
@@ -30,13 +30,13 @@ class Segment:
     ref: TensorRef
 
 
-@dataclass(frozen=True, slots=True)
-class Touched:
-    """The part of a tensor that a range of the file touches."""
+class Touched(NamedTuple):
+    """The part of a tensor that a range of the file touches. A tuple: there may be thousands."""
 
     segment: Segment
-    part: Span
-    """Counted from the tensor's first byte."""
+    begin: int
+    """Counted from the tensor's first byte, like the end."""
+    end: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,22 +48,26 @@ class VirtualFile:
     """In the order of the file, without tensors that have no bytes."""
     size: int
     _starts: Sequence[int] = field(init=False, repr=False, compare=False)
+    _ends: Sequence[int] = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        starts = [segment.span.offset for segment in self.segments]
-        object.__setattr__(self, "_starts", starts)
+        spans = [segment.span for segment in self.segments]
+        object.__setattr__(self, "_starts", [span.offset for span in spans])
+        object.__setattr__(self, "_ends", [span.offset + span.length for span in spans])
 
     def touched(self, span: Span) -> Iterator[Touched]:
         """The parts of tensors a span holds, in order. What is not theirs is the header's."""
-        first = max(0, bisect_right(self._starts, span.offset) - 1)
-        for number in range(first, len(self.segments)):
-            segment = self.segments[number]
-            if segment.span.offset >= span.end:
-                return
-            begin = max(span.offset, segment.span.offset)
-            end = min(span.end, segment.span.end)
-            if begin < end:
-                yield Touched(segment, Span(begin - segment.span.offset, end - begin))
+        first, last = span.offset, span.end
+        if first == last:
+            return
+        starts, ends = self._starts, self._ends
+        for number in range(bisect_right(ends, first), bisect_left(starts, last)):
+            start = starts[number]
+            yield Touched(
+                self.segments[number],
+                max(first, start) - start,
+                min(last, ends[number]) - start,
+            )
 
 
 def lay_out(
@@ -103,9 +107,11 @@ def lay_out(
     arrangement = arrange(order)
     header = build_header(specs, arrangement.offsets, {**beside, **aliases}, limits=limits)
     by_name = {ref.name: ref for ref in refs}
+    data_start = len(header)
+    laid = ((by_name[name], offset) for name, offset in arrangement.offsets.items())
     segments = tuple(
-        Segment(Span(len(header) + offset, by_name[name].nbytes), by_name[name])
-        for name, offset in arrangement.offsets.items()
-        if by_name[name].nbytes
+        Segment(Span(data_start + offset, ref.spec.nbytes), ref)
+        for ref, offset in laid
+        if ref.spec.nbytes
     )
     return VirtualFile(header, segments, len(header) + arrangement.data_bytes)
