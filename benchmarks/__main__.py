@@ -1,4 +1,4 @@
-"""`python -m benchmarks [--quick] [--only NAME …] [--repeats N] [--output FILE]`."""
+"""`python -m benchmarks [--quick] [--only NAME …] [--contender WORD …] [--repeats N] …`."""
 
 import argparse
 import importlib.util
@@ -6,6 +6,7 @@ import os
 import shutil
 import sys
 import tempfile
+from dataclasses import replace
 
 from benchmarks import environment, workloads
 from benchmarks.model import FULL, QUICK
@@ -21,6 +22,12 @@ def main():
         help="small sizes, one repeat, this environment, no report: shows that everything runs",
     )
     parser.add_argument("--only", nargs="+", choices=list(workloads.ALL), help="these workloads")
+    parser.add_argument(
+        "--contender",
+        nargs="+",
+        metavar="WORD",
+        help="contenders in whose name one of these words occurs; no report is written of a part",
+    )
     parser.add_argument("--repeats", type=int, default=5)
     parser.add_argument("--directory", help="where files go; a tmpfs if there is one")
     parser.add_argument(
@@ -29,6 +36,8 @@ def main():
         metavar="FILE",
     )
     options = parser.parse_args()
+    if options.contender and options.output:
+        parser.error("--output holds whole workloads: leave out --contender")
     if not options.quick:
         environment.enter()
     model, repeats = (QUICK, 1) if options.quick else (FULL, options.repeats)
@@ -43,7 +52,9 @@ def main():
             before = file.read()
     try:
         for name in options.only or workloads.ALL:
-            workload = workloads.ALL[name]
+            workload = _with(workloads.ALL[name], options.contender)
+            if not workload.contenders:
+                continue
             if workload.source != "safetensors" and importlib.util.find_spec("torch") is None:
                 print(f"{name}: skipped: not installed: torch", flush=True)
                 continue
@@ -73,6 +84,14 @@ def main():
         f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed"
     )
     return 0
+
+
+def _with(workload, words):
+    """The workload with the contenders that were chosen."""
+    if not words:
+        return workload
+    chosen = [c for c in workload.contenders if any(word in c.name for word in words)]
+    return replace(workload, contenders=tuple(chosen))
 
 
 if __name__ == "__main__":
