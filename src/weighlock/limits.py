@@ -57,7 +57,8 @@ class Limits:
     """Time for a request's head to arrive, from its first byte."""
 
     idle_s: float = 30.0
-    """Time without a byte after which a connection is given up, on both sides."""
+    """Time without a byte, or with less than 256 a second, after which a connection is given up, on
+    both sides."""
 
     connect_s: float = 10.0
     """Time for a connection to come about, TLS included."""

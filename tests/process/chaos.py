@@ -35,6 +35,8 @@ class Rules:
     """After so many bytes it is reset on both sides."""
     hang: int | None = None
     """After so many bytes nothing more passes, until `Proxy.release`."""
+    trickle: int | None = None
+    """After so many bytes one more comes now and then: twenty in a second."""
     corrupt: int | None = None
     """This byte is changed."""
     mask: int = 1
@@ -230,6 +232,9 @@ class _Passage:
                     length = min(len(chunk), rules.slice_bytes)
                     if rules.ends_at is not None and done < rules.ends_at:
                         length = min(length, rules.ends_at - done)
+                    if rules.trickle is not None:
+                        length = min(length, max(1, rules.trickle - done))
+                        await asyncio.sleep(0.05 if done >= rules.trickle else 0)
                     if rules.latency_s:
                         await asyncio.sleep(rules.latency_s)
                     piece, chunk = _corrupted(chunk[:length], done, rules), chunk[length:]

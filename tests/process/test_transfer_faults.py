@@ -740,6 +740,33 @@ def test_an_owner_does_not_give_up_a_receiver_that_takes_little_at_a_time(no_lea
         assert same(weighlock.fetch(proxy.of(share.url), limits=limits), tensors)
 
 
+@pytest.mark.parametrize("at", [HEADS, MB // 2], ids=["from the start", "in the middle"])
+def test_a_body_that_only_trickles_is_a_timeout(server, chaos, at):
+    """I15: a byte now and then is never a pause as long as a timeout, and never an end."""
+    share = server.share(model(3.3))
+    proxy = chaos.proxy(share.url, down=lambda n: Rules(trickle=at) if n else ORDERLY)
+    fetching = InThread(weighlock.fetch, proxy.of(share.url), limits=IMPATIENT, connections=2)
+    with pytest.raises(TransferTimeout) as caught:
+        fetching.end(10)
+    assert caught.value.phase == "idle"
+
+
+def test_a_body_that_trickled_once_comes_over_the_next_connection(server, chaos):
+    share = server.share(model(3.3))
+    proxy = chaos.proxy(share.url, down=lambda n: Rules(trickle=MB // 2) if n == 1 else ORDERLY)
+    limits = weighlock.Limits(idle_s=0.5)
+    fetching = InThread(weighlock.fetch, proxy.of(share.url), limits=limits, connections=1)
+    assert same(fetching.end(10), model(3.3))
+
+
+def test_a_receiver_that_bounds_its_own_rate_is_no_slow_peer(server):
+    """Time in which nobody waits for the owner is not held against it."""
+    tensors = {"a": np.zeros(3 * MB // 2, np.uint8)}
+    limits = weighlock.Limits(idle_s=0.05, patience_s=0)
+    url = server.share(tensors).url
+    assert same(weighlock.fetch(url, limit_rate=3 * MB, limits=limits), tensors)
+
+
 # --- C15: replies that never come ---
 
 

@@ -32,6 +32,7 @@ from weighlock.errors import (
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.http_head import Reply
+from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.spec import Span
 
 __all__ = ["Connection", "Resource", "check_range", "content_range", "raise_for_status"]
@@ -155,7 +156,6 @@ class Connection:
                 # The other side may have had enough: what it says of that may still be there.
                 with contextlib.suppress(BrokenPipeError, ConnectionResetError):
                     send_body(sock)
-                sock.settimeout(self._limits.idle_s)  # sending has its own
                 reply = self._reply = self._http.getresponse()
             except BaseException:
                 self.close()
@@ -172,7 +172,7 @@ class Connection:
                 sock: socket.socket = self._http.sock  # type: ignore[assignment]
                 self._sock = sock
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-                sock.settimeout(self._limits.idle_s)
+                set_timeout(sock, self._limits.idle_s)
         return {
             "Accept-Encoding": "identity",
             "User-Agent": "weighlock",
@@ -238,7 +238,7 @@ def _translated(label: str, phase: str) -> Iterator[None]:
         yield
     except WeighlockError:
         raise
-    except TimeoutError as error:
+    except (TimeoutError, BlockingIOError) as error:
         raise TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase) from error
     except ssl.SSLCertVerificationError as error:
         raise Refused(

@@ -1,64 +1,131 @@
-"""The head of a reply, read with suspicion. Knows `http.client`'s reader; not what heads mean.
+"""A reply as it comes over its socket, read with suspicion. Knows `http.client`'s reader, and time.
 
-`http.client` takes the end of a connection for the end of a head, and waits for a head as long as
-bytes trickle in. Here one that breaks off is a lost peer, and each has its time and its size.
+`http.client` takes the end of a connection for the end of a head, and waits as long as bytes
+trickle in. Here a head that breaks off is a lost peer; each head has its time and its size, each
+body a least rate. Bodies go from the socket into the caller's buffer, past every other.
 """
 
 import http.client
+import socket
+import ssl
 import time
 from typing import Any
+
+from weighlock.sources.pace import Pace
 
 __all__ = ["MOST_HEAD_BYTES", "Reply"]
 
 MOST_HEAD_BYTES = 256 * 1024
 
+_HEAD_PIECE_BYTES = 4096
+"""Received at once of a head; what it brings of the body is copied once more."""
 
-class _Head:
-    """Reads lines until the deadline; stands for the file of a reply while its head comes."""
 
-    def __init__(self, file: Any, deadline: float) -> None:
-        self._file = file
-        self._deadline = deadline
-        self._taken = 0
+class _Reader:
+    """Stands for the file that `http.client` makes of a socket for each reply."""
+
+    def __init__(self, sock: socket.socket, idle_s: float) -> None:
+        self._sock = sock
+        # Nothing is read from it: the socket stays open as long as a file of it is.
+        self._keeper = sock.makefile("rb", 0)
+        self._is_tls = isinstance(sock, ssl.SSLSocket)
+        self._held = memoryview(b"")
+        self._pace = Pace(idle_s)
+        self._deadline: float | None = time.monotonic() + idle_s
+        self._head_bytes = 0
+
+    def makefile(self, mode: str) -> "_Reader":
+        """What `http.client` asks its socket for."""
+        return self
+
+    def head_is_over(self) -> None:
+        """From here on the body comes."""
+        self._deadline = None
 
     def readline(self, limit: int = 65_537) -> bytes:
-        """A whole line, or so many bytes of a longer one."""
+        """A whole line, or so many bytes of a longer one. A head must not end within one."""
         line = bytearray()
         while len(line) < limit and not line.endswith(b"\n"):
-            seen = self._file.peek(1)  # at most one receive
-            if not seen:
+            if not self._held and not self._hold():
+                if self._deadline is None:
+                    break
                 raise http.client.RemoteDisconnected("the connection ended within a head")
-            count = min(seen.find(b"\n") + 1 or len(seen), limit - len(line))
-            line += self._file.read(count)
-            self._taken += count
-            if self._taken > MOST_HEAD_BYTES:
-                raise http.client.LineTooLong("head")
-            if time.monotonic() > self._deadline:
-                raise TimeoutError("the head of a reply takes too long")
+            seen = bytes(self._held[: limit - len(line)])
+            line += self._take(seen.find(b"\n") + 1 or len(seen))
+            if self._deadline is not None:
+                self._check_head(line)
         return bytes(line)
 
-    def close(self) -> None:
-        """Close the file."""
-        self._file.close()
+    def _check_head(self, line: bytearray) -> None:
+        if self._head_bytes + len(line) > MOST_HEAD_BYTES:
+            raise http.client.LineTooLong("head")
+        if line.endswith(b"\n"):
+            self._head_bytes += len(line)
+        if self._deadline is not None and time.monotonic() > self._deadline:
+            raise TimeoutError("the head of a reply takes too long")
 
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._file, name)
+    def read(self, count: int = -1) -> bytes:
+        """So many bytes, fewer at the end of the connection; all up to there if not told."""
+        found = bytearray()
+        while count < 0 or len(found) < count:
+            if not self._held and not self._hold():
+                break
+            found += self._take(len(self._held) if count < 0 else count - len(found))
+        return bytes(found)
+
+    def readinto(self, buffer: memoryview) -> int:
+        """Fill the buffer; it stays short at the end of the connection."""
+        done = min(len(self._held), len(buffer))
+        if done:
+            buffer[:done] = self._take(done)
+        while done < len(buffer):
+            got = self._receive(buffer[done:], socket.MSG_WAITALL)
+            if not got:
+                break
+            done += got
+        return done
+
+    def flush(self) -> None:
+        """Nothing is written."""
+
+    def close(self) -> None:
+        """Let the socket go."""
+        self._keeper.close()
+
+    def _take(self, count: int) -> memoryview:
+        taken, self._held = self._held[:count], self._held[count:]
+        return taken
+
+    def _hold(self) -> int:
+        piece = memoryview(bytearray(_HEAD_PIECE_BYTES))
+        got = self._receive(piece)
+        self._held = piece[:got]
+        return got
+
+    def _receive(self, buffer: memoryview, flags: int = 0) -> int:
+        began = time.monotonic()
+        try:
+            if self._is_tls:
+                # `recv_into` asks for the same with more ado, for each record of 16 KiB.
+                got = self._sock.read(len(buffer), buffer)  # type: ignore[attr-defined]
+            else:
+                got = self._sock.recv_into(buffer, 0, flags)
+        except BlockingIOError as error:
+            raise TimeoutError("nothing came for too long") from error
+        if self._pace.is_too_slow(time.monotonic() - began, got) and self._deadline is None:
+            raise TimeoutError("next to nothing comes")
+        return int(got)
 
 
 class Reply(http.client.HTTPResponse):
-    """A reply whose head must be here in so many seconds."""
+    """A reply whose head must be here in so many seconds, and whose body must not trickle."""
 
-    def __init__(self, *args: Any, most_s: float, **options: Any) -> None:
-        super().__init__(*args, **options)
-        self._most_s = most_s
+    def __init__(self, sock: socket.socket, *args: Any, most_s: float, **options: Any) -> None:
+        reader: Any = _Reader(sock, most_s)
+        super().__init__(reader, *args, **options)
+        self._reader = reader
 
     def begin(self) -> None:
         """Read the head."""
-        file = self.fp
-        head: Any = _Head(file, time.monotonic() + self._most_s)
-        self.fp = head
-        try:
-            super().begin()
-        finally:
-            if self.fp is head:
-                self.fp = file
+        super().begin()
+        self._reader.head_is_over()

@@ -5,15 +5,13 @@ Every wait is bounded: a peer that sends nothing, or next to nothing, is given u
 
 import socket
 import ssl
-import struct
 import time
 
 from weighlock.errors import PeerLost, TransferTimeout
+from weighlock.sources.pace import Pace
+from weighlock.sources.timeouts import set_timeout
 
 __all__ = ["Incoming"]
-
-_LEAST_RATE = 256
-"""Bytes a second below which a peer is not slow but holding a connection."""
 
 _WAIT_ALL = getattr(socket, "MSG_WAITALL", 0)
 
@@ -35,12 +33,8 @@ class Incoming:
         """Bytes still to be read."""
         self._idle_s = idle_s
         self._flags = 0 if isinstance(sock, ssl.SSLSocket) else _WAIT_ALL
-        self._started = time.monotonic()
-        self._received = 0
-        if self._flags:
-            # The kernel's own timeout, as for sending: the socket itself blocks.
-            timeout = struct.pack("ll", int(idle_s), int(idle_s % 1 * 1_000_000))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, timeout)
+        self._pace = Pace(idle_s)
+        set_timeout(sock, idle_s)
 
     @property
     def behind(self) -> bytes:
@@ -58,6 +52,7 @@ class Incoming:
         buffer[:done] = self._first[:done]
         self._first = self._first[done:]
         while done < len(buffer):
+            began = time.monotonic()
             try:
                 got = self._sock.recv_into(buffer[done:], 0, self._flags)
             except (BlockingIOError, TimeoutError) as error:
@@ -69,13 +64,8 @@ class Incoming:
             if not got:
                 raise PeerLost(f"the connection ended with {self.left - done:,} bytes to come")
             done += got
-            self._received += got
-            elapsed = time.monotonic() - self._started
-            if elapsed > self._idle_s and self._received < _LEAST_RATE * elapsed:
-                raise TransferTimeout(
-                    f"{self._received:,} bytes in {elapsed:.0f} s: the peer sends too little",
-                    phase="idle",
-                )
+            if self._pace.is_too_slow(time.monotonic() - began, got):
+                raise TransferTimeout("the peer sends too little", phase="idle")
         self.left -= done
 
     def drain(self) -> None:

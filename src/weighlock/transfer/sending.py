@@ -7,12 +7,13 @@ import os
 import select
 import socket
 import ssl
-import struct
 import time
 
 import numpy as np
 
 from weighlock.errors import ShortRead, TransferTimeout
+from weighlock.sources.pace import Pace
+from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.transfer.contents import FilePart, Piece
 
@@ -20,9 +21,6 @@ __all__ = ["Sender", "piece_length", "wait_readable"]
 
 _STEP_BYTES = 1024 * 1024
 """Sent at a time: between two steps a revoked share is noticed."""
-
-_LEAST_RATE = 256
-"""Bytes a second below which a peer is not slow but holding a connection."""
 
 
 def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
@@ -47,20 +45,12 @@ class Sender:
         self._idle_s = idle_s
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._buffer: memoryview | None = None
-        if self._is_tls:
-            sock.settimeout(idle_s)
-        else:
-            # The kernel's own timeout: a blocking sendfile needs no waiting of ours in between.
-            sock.settimeout(None)
-            timeout = struct.pack("ll", int(idle_s), int(idle_s % 1 * 1_000_000))
-            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
-        self._started = time.monotonic()
-        self._sent = 0
+        self._pace = Pace(idle_s)
+        set_timeout(sock, idle_s)  # a blocking sendfile then needs no waiting of ours in between
 
     def begin(self) -> None:
         """A new reply: the least rate is counted from here."""
-        self._started = time.monotonic()
-        self._sent = 0
+        self._pace.begin()
 
     def send_bytes(self, data: bytes, *, more: bool = False) -> None:
         """Send bytes; `more` follow at once."""
@@ -78,6 +68,7 @@ class Sender:
             OSError: the connection broke.
         """
         step = min(_STEP_BYTES, piece_length(piece) - done)
+        began = time.monotonic()
         if not isinstance(piece, FilePart):
             self._send(piece[done : done + step])
         elif self._is_tls:
@@ -85,16 +76,13 @@ class Sender:
                 self._buffer = byte_view(empty((_STEP_BYTES,), np.dtype(np.uint8)))
             view = self._buffer[:step]
             piece.file.read_into(piece.offset + done, view)
+            began = time.monotonic()
             self._send(view)
         else:
             with piece.file.descriptor() as fd:
                 self._sendfile(fd, piece.offset + done, step)
-        self._sent += step
-        elapsed = time.monotonic() - self._started
-        if elapsed > self._idle_s and self._sent < _LEAST_RATE * elapsed:
-            raise TransferTimeout(
-                f"{self._sent:,} bytes in {elapsed:.0f} s: the peer takes too little", phase="idle"
-            )
+        if self._pace.is_too_slow(time.monotonic() - began, step):
+            raise TransferTimeout("the peer takes next to nothing", phase="idle")
         return step
 
     def _send(self, view: memoryview, flags: int = 0) -> None:
