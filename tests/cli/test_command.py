@@ -10,7 +10,10 @@ from cli_checks import assert_refused, assert_wrong_usage, at_once, layers, save
 
 import weighlock
 
-VERBS = ["ls", "info", "convert", "verify", "diff", "scan", "serve", "pull", "sweep", "demo"]
+VERBS = [
+    *("ls", "info", "convert", "verify", "diff", "scan"),
+    *("serve", "pull", "push", "sweep", "demo"),
+]
 COMMAND = [sys.executable, "-m", "weighlock"]
 
 

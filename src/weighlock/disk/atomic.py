@@ -166,6 +166,10 @@ class AtomicFile(Lifetime):
             done += got
         return True
 
+    def allocated_bytes(self) -> int:
+        """Bytes the file already takes on the disk."""
+        return os.fstat(self._fd).st_blocks * 512
+
     def truncate(self, size: int) -> None:
         """Give the file that length."""
         with self._in_use(), self._place.errors(f"cannot be made {size:,} bytes long", size):

@@ -83,7 +83,7 @@ class _Renamed(AtomicFile):
         self.is_near = False
         super().__init__(path, durable=durable, staged=staged, disk=disk)
 
-    def __exit__(self, *_: object) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.discard()  # nothing once it is committed
 
     def _create(self) -> None:

@@ -8,7 +8,6 @@ import contextlib
 import os
 import weakref
 from collections.abc import Callable, Iterator
-from types import TracebackType
 from typing import TYPE_CHECKING, Protocol
 
 from weighlock.abort import Abort
@@ -61,18 +60,13 @@ class SpoolFile(AtomicFile):
             self.discard()
             raise
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.discard()  # nothing once it is finished
 
     def reserve(self, total_bytes: int) -> None:
         """Raise `NoSpace` now if quota or disk have no room for a file of so many bytes."""
         self._grow(total_bytes)
-        super().reserve(max(0, total_bytes - os.fstat(self._fd).st_blocks * 512))
+        super().reserve(max(0, total_bytes - self.allocated_bytes()))
 
     def write(self, offset: int, data: memoryview) -> None:
         self._grow(offset + len(data))

@@ -36,10 +36,6 @@ class ResumableFile(AtomicFile):
         """Where the file lies until it is put in place."""
         return os.path.join(os.path.dirname(self.path), self._temporary or "")
 
-    def allocated_bytes(self) -> int:
-        """Bytes the file already takes on the disk."""
-        return os.fstat(self._fd).st_blocks * 512
-
     def keep(self) -> None:
         """Close the file and leave it as nobody's, for the next attempt. Idempotent.
 

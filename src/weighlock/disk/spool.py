@@ -14,8 +14,7 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from types import TracebackType
-from typing import TYPE_CHECKING, Self
+from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.disk.effects import Disk, PosixDisk
@@ -25,11 +24,12 @@ from weighlock.disk.owner import Owner
 from weighlock.disk.roots import open_inside, open_root
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import Aborted, DiskError, NoSpace, SpoolClosed
+from weighlock.lifetimes import Lifetime
 
 if TYPE_CHECKING:
     from weakref import WeakSet
 
-__all__ = ["OWNER_NAME", "PREFIX", "Spool", "SpoolDirectory", "empty_directory"]
+__all__ = ["OWNER_NAME", "PREFIX", "Spool", "SpoolDirectory", "remove_flat"]
 
 PREFIX = "weighlock-spool-"
 """What the names of spools begin with; 128 random bits follow."""
@@ -40,7 +40,7 @@ OWNER_NAME = "owner"
 _ATTEMPTS = 4
 
 
-class Spool:
+class Spool(Lifetime):
     """An owned temporary directory below a root.
 
     What lands in it, by `fetch(url, into=spool)` or `save(spool, …)`, is a catalog whose file goes
@@ -85,15 +85,7 @@ class Spool:
         state = " closed" if self.closed else f" {self.used_bytes:,} bytes"
         return f"<Spool {self.path}{state}>"
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.close()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -314,10 +306,8 @@ class SpoolDirectory:
             return
         self._over = True
         for _ in range(_ATTEMPTS):  # a landing in another thread may just have made a file
-            if self._inside >= 0:
-                empty_directory(self.disk, self._inside, list(self._sizes))
             try:
-                self.disk.remove_directory(self._root, self._name)
+                remove_flat(self.disk, self._root, self._name, self._inside, list(self._sizes))
             except OSError:
                 continue
             return
@@ -346,17 +336,26 @@ class SpoolDirectory:
                     self.disk.close(fd)
 
 
-def empty_directory(disk: Disk, directory: int, known: "list[str] | None" = None) -> None:
-    """Unlink every file of a flat directory, its owner's last; errors are passed over.
+def remove_flat(
+    disk: Disk, root: int, name: str, inside: int, known: "list[str] | None" = None
+) -> None:
+    """Remove a directory of files, the one that says whose it is last.
 
     Args:
         disk: the effects.
-        directory: open.
+        root: the directory it lies in.
+        name: its name there.
+        inside: itself, open; -1 to remove it only if it is empty.
         known: names that are in it, for when it cannot even be listed: no descriptor is left.
+
+    Raises:
+        OSError: it could not be removed.
     """
     names = set(known or ())
-    with contextlib.suppress(OSError):
-        names.update(disk.names(directory))
-    for name in [*sorted(names - {OWNER_NAME}), OWNER_NAME]:
+    if inside >= 0:
         with contextlib.suppress(OSError):
-            disk.unlink(directory, name)
+            names.update(disk.names(inside))
+        for file in [*sorted(names - {OWNER_NAME}), OWNER_NAME]:
+            with contextlib.suppress(OSError):
+                disk.unlink(inside, file)
+    disk.remove_directory(root, name)

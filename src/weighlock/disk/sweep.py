@@ -16,12 +16,12 @@ from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.mounts import LOCAL, file_system
 from weighlock.disk.owner import NOBODY, Owner, part_owner, start_time
 from weighlock.disk.roots import open_inside, open_root
-from weighlock.disk.spool import OWNER_NAME, PREFIX, empty_directory
+from weighlock.disk.spool import OWNER_NAME, PREFIX, remove_flat
 from weighlock.errors import DiskError
 
-__all__ = ["Leftover", "State", "SweepReport", "judge", "sweep"]
+__all__ = ["Leftover", "SweepReport", "Verdict", "judge", "sweep"]
 
-State: TypeAlias = Literal["dead", "alive", "unsure"]
+Verdict: TypeAlias = Literal["dead", "alive", "unsure"]
 
 _OWNER_BYTES = 256
 
@@ -33,7 +33,7 @@ class Leftover:
     path: str
     nbytes: int
     """Bytes of the files in it."""
-    state: State
+    state: Verdict
     """Whether its owner is `dead`, `alive`, or not known."""
     reason: str
 
@@ -101,7 +101,7 @@ def judge(
     here: Owner,
     started: str,
     kind: str,
-) -> tuple[State, str]:
+) -> tuple[Verdict, str]:
     """Whether something is left over, and why.
 
     Args:
@@ -193,7 +193,7 @@ class _Sweeper:
 
     def _judge(
         self, owner: Owner | None, is_locked: bool, holds_nothing: bool
-    ) -> tuple[State, str]:
+    ) -> tuple[Verdict, str]:
         return judge(
             owner,
             is_locked=is_locked,
@@ -208,7 +208,7 @@ class _Sweeper:
         name: str,
         inside: int | None,
         nbytes: int,
-        state: State,
+        state: Verdict,
         reason: str,
         *,
         holds_owner: bool = True,
@@ -225,9 +225,8 @@ class _Sweeper:
             elif inside is None:
                 self._disk.unlink(self._root, name)
             else:
-                if holds_owner:  # otherwise it is empty, unless its maker puts an owner in just now
-                    empty_directory(self._disk, inside)
-                self._disk.remove_directory(self._root, name)
+                # Without an owner it is empty, unless its maker puts one in just now.
+                remove_flat(self._disk, self._root, name, inside if holds_owner else -1)
         except FileNotFoundError:
             return  # somebody else swept it
         except OSError as error:
@@ -235,7 +234,7 @@ class _Sweeper:
             return
         self.removed.append(Leftover(os.path.join(self._path, name), nbytes, state, reason))
 
-    def _keep(self, name: str, nbytes: int, state: State, reason: str) -> None:
+    def _keep(self, name: str, nbytes: int, state: Verdict, reason: str) -> None:
         self.kept.append(Leftover(os.path.join(self._path, name), nbytes, state, reason))
 
 

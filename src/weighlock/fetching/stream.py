@@ -11,9 +11,9 @@ from contextlib import closing
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
-from weighlock.fetching.fetch import How
 from weighlock.fetching.filling import into_new_memory
 from weighlock.fetching.moving import Progress
+from weighlock.fetching.one import How
 from weighlock.fetching.reporting import Reporting
 from weighlock.formats.detect import open_source
 from weighlock.limits import Limits

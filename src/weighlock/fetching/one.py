@@ -1,0 +1,251 @@
+"""The fetch of one file: which landing a wish needs, and what is checked before the first byte.
+
+Pulling, bases and landings are its neighbours'; which files there are, `fetch`'s.
+"""
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from weighlock.abort import Abort
+from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.lease import Lease, SpoolFile
+from weighlock.disk.resumable import ResumableFile
+from weighlock.disk.spool import Spool
+from weighlock.errors import (
+    Aborted,
+    FormatError,
+    LayoutError,
+    ProtocolError,
+)
+from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
+from weighlock.fetching.filling import Received, into_arrays, into_new_memory
+from weighlock.fetching.journal import Journal
+from weighlock.fetching.moving import Progress
+from weighlock.fetching.pulling import Puller
+from weighlock.formats.detect import open_catalog, open_source
+from weighlock.formats.safetensors import arrange, build_header
+from weighlock.formats.spooled import open_landed
+from weighlock.limits import Limits
+from weighlock.sources.access import Access
+from weighlock.sources.grid import block_span
+from weighlock.sources.http import HttpSource
+from weighlock.sources.local import FileSource
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import as_ref
+from weighlock.tensors.stored import StoredRef
+from weighlock.transfer.landing import FileLanding, Landing, MemoryLanding, PartLanding
+from weighlock.transfer.rate import Rate
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["How", "One", "chosen_of", "saved"]
+
+
+@dataclass(frozen=True, slots=True)
+class How:
+    """What every file of one fetch has in common."""
+
+    access: Access | None = None
+    abort: Abort = field(default_factory=Abort)
+    connections: int = 4
+    rate: Rate | None = None
+    verify: bool = True
+    durable: bool = True
+    limits: Limits = field(default_factory=Limits)
+
+    def open(self, url: str) -> HttpSource:
+        """The file behind a URL."""
+        self.abort.check()
+        return HttpSource(
+            url, access=self.access, verify=self.verify, limits=self.limits, abort=self.abort
+        )
+
+    def puller(self, source: HttpSource) -> Puller:
+        """Connections to it."""
+        return Puller(source.remote, connections=self.connections, rate=self.rate)
+
+
+class One:
+    """The fetch of one file."""
+
+    def __init__(
+        self,
+        source: HttpSource,
+        patterns: Sequence[str] | None,
+        base: Catalog | None,
+        how: How,
+    ) -> None:
+        self._source = source
+        self._patterns = patterns
+        self._base = base if source.verifies else None
+        self._how = how
+
+    def fetch(
+        self,
+        out: object | None,
+        into: "str | os.PathLike[str] | Spool | None",
+        tell: Callable[[int, int], None] | None,
+    ) -> Catalog:
+        if isinstance(into, Spool) and self._patterns is None:
+            return open_landed(self.to_spool(into, tell), self._how.limits)
+        if into is not None and not isinstance(into, Spool) and self._patterns is None:
+            return self._to_file(into, Progress(self._source.size, tell))
+        remote = open_source(self._source, self._how.limits)
+        chosen = chosen_of(remote, self._patterns)
+        if not all(isinstance(r, StoredRef) and r.contiguous_span for r in chosen.values()):
+            return self._unlike_a_share(chosen, out, into)
+        if into is not None:
+            return self._part_to_file(remote, chosen, into, tell)
+        received: Received = (
+            into_new_memory(chosen, self._how.limits)
+            if out is None
+            else into_arrays(chosen, out, strict=self._patterns is None)
+        )
+        landing = MemoryLanding(received.targets, self._source.size)
+        progress = Progress(_bytes_of(landing, self._source.size), tell)
+        self._pull(remote, landing, progress)
+        received.complete()
+        return received.catalog
+
+    def _pull(self, remote: Catalog | None, landing: Landing, progress: Progress) -> None:
+        blocks = list(landing.blocks)
+        if self._base is not None and remote is not None:
+            with closing(BaseContents(self._source, remote, self._base)) as base:
+                blocks = take_from_base(
+                    self._source, base, blocks, landing, self._counting(progress)
+                )
+        self._how.puller(self._source).pull(blocks, landing, progress)
+
+    def _counting(self, progress: Progress) -> Callable[[int], None]:
+        def count(block: int) -> None:
+            self._how.abort.check()
+            progress.add(block_span(block, self._source.size).length)
+
+        return count
+
+    def to_spool(self, spool: Spool, tell: Callable[[int, int], None] | None) -> Lease:
+        """Land the whole file in a spool."""
+        size = self._source.size
+        remote = self._known()
+        with spool.file(size) as file:
+            landing = FileLanding(file, size)
+            self._pull(remote, landing, Progress(size, tell))
+            landing.complete()
+            return file.finish()
+
+    def _known(self) -> Catalog | None:
+        """The catalog of a share, or where there is a base: lies are found before any block."""
+        if self._source.remote.resource.is_share or self._base is not None:
+            return open_source(self._source, self._how.limits)
+        return None
+
+    def _to_file(self, into: "str | os.PathLike[str]", progress: Progress) -> Catalog:
+        source = self._source
+        remote = self._known()
+        file = ResumableFile(into, durable=self._how.durable)
+        try:
+            file.reserve(max(0, source.size - file.allocated_bytes()))
+            whole = FileLanding(file, source.size)
+            landing: Landing = whole
+            blocks = list(whole.blocks)
+            etag = source.remote.resource.etag
+            if file.adopted_bytes and source.verifies:
+                blocks = take_from_part(source, whole, blocks, self._counting(progress))
+            elif not source.verifies and etag is not None and source.remote.resource.has_ranges:
+                landing = journal = Journal(whole, file, etag)
+                here = set(journal.take_up())
+                for block in here:
+                    progress.add(block_span(block, source.size).length)
+                blocks = [block for block in blocks if block not in here]
+            if self._base is not None and remote is not None:
+                with closing(BaseContents(source, remote, self._base)) as base:
+                    blocks = take_from_base(source, base, blocks, landing, self._counting(progress))
+            self._how.puller(source).pull(blocks, landing, progress)
+            whole.complete()
+            with closing(FileSource(file.temporary_path)) as complete:
+                open_catalog(complete, self._how.limits)  # it is what it claims to be
+            file.commit()
+        except (FormatError, ProtocolError, Aborted):
+            file.discard()
+            raise
+        except BaseException:
+            file.keep()
+            raise
+        return open_catalog(into, self._how.limits)
+
+    def _part_to_file(
+        self,
+        remote: Catalog,
+        chosen: Catalog,
+        into: "str | os.PathLike[str] | Spool",
+        tell: Callable[[int, int], None] | None,
+    ) -> Catalog:
+        by_span = {ref.span: ref for ref in reversed(_stored(chosen))}
+        refs = [by_span[span] for span in sorted(by_span, key=lambda span: span.offset)]
+        aliases = {
+            ref.name: by_span[ref.span].name
+            for ref in _stored(chosen)
+            if by_span[ref.span].name != ref.name
+        }
+        metadata = {key: text for key, text in remote.metadata.items() if key not in remote.aliases}
+        specs = [ref.spec for ref in refs]
+        arrangement = arrange(specs)
+        header = build_header(specs, arrangement.offsets, {**metadata, **aliases})
+        moves = [(ref.span, len(header) + arrangement.offsets[ref.name]) for ref in refs]
+        with (
+            into.file() if isinstance(into, Spool) else AtomicFile(into, durable=self._how.durable)
+        ) as file:
+            file.reserve(len(header) + arrangement.data_bytes)
+            landing = PartLanding(file, header, moves, self._source.size)
+            self._pull(remote, landing, Progress(_bytes_of(landing, self._source.size), tell))
+            landing.complete()
+            if isinstance(file, SpoolFile):
+                return open_landed(file.finish(), self._how.limits)
+        assert not isinstance(into, Spool)  # noqa: S101
+        return open_catalog(into, self._how.limits)
+
+    def _unlike_a_share(
+        self, chosen: Catalog, out: object | None, into: "str | os.PathLike[str] | Spool | None"
+    ) -> Catalog:
+        """A checkpoint on a plain server, whose tensors do not lie as they are wanted."""
+        if into is not None:
+            return saved(into, chosen, self._how)
+        if out is not None:
+            received = into_arrays(chosen, out, strict=self._patterns is None, lazily=True)
+            received.complete()
+            return received.catalog
+        arrays = chosen.load()
+        return Catalog(
+            {name: as_ref(name, array) for name, array in arrays.items()}, chosen.metadata
+        )
+
+
+def saved(into: "str | os.PathLike[str] | Spool", chosen: Catalog, how: How) -> Catalog:
+    """Tensors that have to be written anew, at their destination."""
+    from weighlock.formats.save import save
+
+    if isinstance(into, Spool):
+        return save(into, chosen, limits=how.limits)
+    save(into, chosen, durable=how.durable)
+    return open_catalog(into, how.limits)
+
+
+def chosen_of(remote: Catalog, patterns: Sequence[str] | None) -> Catalog:
+    """The tensors that were asked for."""
+    if patterns is None:
+        return remote
+    chosen = remote.select(*patterns)
+    if not chosen:
+        raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+    return chosen
+
+
+def _stored(catalog: Catalog) -> list[StoredRef]:
+    return [ref for ref in catalog.values() if isinstance(ref, StoredRef)]
+
+
+def _bytes_of(landing: Landing, size: int) -> int:
+    return sum(block_span(block, size).length for block in landing.blocks)
