@@ -12,6 +12,7 @@ import pytest
 
 import weighlock
 from conftest import open_descriptors
+from weighlock.disk.handover import placed
 from weighlock.disk.mounts import file_system
 from weighlock.errors import (
     Aborted,
@@ -19,10 +20,12 @@ from weighlock.errors import (
     LayoutError,
     LocalProtocolError,
     NoSpace,
+    SourceChanged,
     SourceError,
     SpoolClosed,
 )
 from weighlock.formats.spooled import open_landed
+from weighlock.sources.leased import LeasedSource
 
 WEIGHTS = {"w": np.arange(5000, dtype=np.float32), "b": np.ones(3, np.int8)}
 
@@ -384,3 +387,30 @@ def test_threads_land_side_by_side(spool):
     assert all((catalog["n"].load() == n).all() for n, catalog in catalogs)
     catalogs.clear()
     assert spool.used_bytes == 0
+
+
+@pytest.mark.parametrize("hold", [True, False])
+@pytest.mark.parametrize("end", ["spool closes", "catalog closes", "kept"])
+def test_a_read_under_way_is_not_harmed(root, tmp_path, hold, end):
+    with weighlock.Spool(root) as spool, spool.file(10) as file:
+        file.write(0, memoryview(b"0123456789"))
+        lease = file.finish()
+        source = LeasedSource(lease, hold=hold)
+        with source.descriptor() as fd:
+            if end == "kept":
+                assert placed(lease, tmp_path / "kept", durable=False)
+                lease.moved(str(tmp_path / "kept"))
+            else:
+                {"spool closes": spool.close, "catalog closes": source.close}[end]()
+            assert os.pread(fd, 10, 0) == b"0123456789"
+        assert spool.used_bytes == 0
+        source.close()
+
+
+def test_a_file_changed_behind_our_back_is_noticed(spool):
+    catalog = weighlock.save(spool, WEIGHTS)
+    with open(catalog["w"].source.path, "r+b") as file:
+        file.write(b"x")
+    with pytest.raises(SourceChanged):
+        catalog["w"].load()
+    catalog.close()

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import weighlock
+from weighlock.disk.effects import PosixDisk
 from weighlock.disk.owner import NOBODY, Owner, temporary_name
 from weighlock.disk.spool import PREFIX
 from weighlock.disk.sweep import judge
@@ -203,3 +204,53 @@ def test_the_command_reports_and_sweeps(tmp_path, weighlock_command):
     assert "does not say whose it is" in second.stdout
     assert os.listdir(tmp_path) == [kept.name]
     assert weighlock_command("sweep", tmp_path / "missing").returncode == 1
+
+
+class MadeMeanwhile(PosixDisk):
+    """A disk on which the maker of an empty spool goes on as soon as a sweep has looked."""
+
+    def names(self, directory):
+        found = super().names(directory)
+        if not found:
+            self.close(self.create(directory, "owner", 0o600))
+        return found
+
+
+def test_a_spool_that_is_just_being_made_is_left_alone(tmp_path):
+    path = make(tmp_path, 1, owner=None, files=0)
+    report = weighlock.sweep(tmp_path, disk=MadeMeanwhile())
+    assert report.removed == ()
+    assert "could not be removed" in report.kept[0].reason
+    assert os.listdir(path) == ["owner"]
+
+
+class SweptMeanwhile(PosixDisk):
+    """A disk on which a sweep comes between making a spool's directory and saying whose it is."""
+
+    def __init__(self, root, step, times):
+        self.root, self.step, self.times = root, step, times
+
+    def make_directory(self, directory, name, mode=0o777):
+        super().make_directory(directory, name, mode)
+        self._sweep("directory")
+
+    def create(self, directory, name, mode=0o666):
+        made = super().create(directory, name, mode)
+        if name == "owner":
+            self._sweep("owner")
+        return made
+
+    def _sweep(self, step):
+        if self.times and step == self.step:
+            self.times -= 1
+            weighlock.sweep(self.root)
+
+
+@pytest.mark.parametrize("times", range(4))
+@pytest.mark.parametrize("step", ["directory", "owner"])
+def test_a_spool_swept_while_it_is_made_is_made_again(tmp_path, step, times):
+    with weighlock.Spool(tmp_path, disk=SweptMeanwhile(tmp_path, step, times)) as spool:
+        assert sorted(os.listdir(spool.path)) == ["owner"]
+        assert os.listdir(tmp_path) == [os.path.basename(spool.path)]
+        assert weighlock.sweep(tmp_path).removed == ()
+    assert os.listdir(tmp_path) == []
