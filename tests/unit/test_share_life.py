@@ -2,7 +2,7 @@
 
 import pytest
 
-from weighlock.sharing.share import Life, Tombstones
+from weighlock.sharing.share import Event, Life, State, Tombstones
 
 REASONS = ["revoked", "expired", "settled", "changed"]
 
@@ -69,3 +69,77 @@ def test_tombstones_are_bounded_and_the_oldest_are_forgotten():
 
 def test_nobody_is_remembered_who_never_was():
     assert Tombstones(3).get(b"x") is None
+
+
+def started(clock, **options):
+    life = Life(clock, receivers=("a", "b"), idle_s=10, **options)
+    life.report("a", Event.STARTED, "1")
+    return life
+
+
+def test_own_sleep_is_no_silence_of_others_and_no_credit_for_the_time_after(clock):
+    life = started(clock)
+    clock.now += 100
+    life.report("a", Event.ALIVE, "1")  # heard before the sleep was noticed
+    life.forgive(100)
+    assert life.tick() == 10
+    clock.now += 10
+    life.tick()
+    assert life.outcome["a"] is State.LOST
+    assert life.outcome["b"] is State.WAITING
+
+
+def test_who_never_came_is_waited_for_until_something_else_ends_it(clock):
+    life = started(clock, expires_s=1000)
+    clock.now += 999
+    life.tick()
+    assert life.outcome["a"] is State.LOST
+    assert life.outcome["b"] is State.WAITING
+    clock.now += 1
+    assert life.ended == "expired"
+    assert life.outcome["b"] is State.LOST
+
+
+def test_a_landing_that_is_told_late_keeps_when_its_receiver_began(clock):
+    life = started(clock)
+    clock.now += 5
+    life.report("a", Event.STARTED, "2")
+    clock.now += 5
+    life.report("a", Event.LANDED, "1", 7)
+    assert life.outcome.receivers["a"].state is State.LANDED
+    assert life.outcome.receivers["a"].seconds == 5
+    assert life.outcome.receivers["a"].bytes_here == 7
+
+
+def test_those_who_came_are_remembered_up_to_a_bound(clock):
+    life = Life(clock)
+    for number in range(300):
+        life.report(f"visitor-{number}", Event.LANDED, "1")
+    assert len(life.outcome.receivers) == 256
+    assert "visitor-299" in life.outcome.receivers
+    assert life.ended is None
+
+
+def test_a_share_that_is_being_read_is_not_idle_and_is_looked_at_again(clock):
+    life = Life(clock, idle_s=10)
+    life.enter()
+    clock.now += 50
+    assert life.tick() == 10
+    assert life.ended is None
+    life.leave()
+    clock.now += 9
+    assert life.tick() == 1
+    clock.now += 1
+    assert life.tick() is None
+    assert life.ended == "settled"
+
+
+def test_an_id_that_lived_twice_is_remembered_from_its_last_end_on():
+    stones = Tombstones(2)
+    stones.put(b"a", "revoked", ("x",))
+    stones.put(b"b", "settled")
+    stones.put(b"a", "settled", ("y",))
+    stones.put(b"c", "settled")
+    assert stones.get(b"b") is None
+    assert stones.landed(b"a", "y")
+    assert not stones.landed(b"a", "x")

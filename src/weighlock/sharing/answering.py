@@ -76,7 +76,7 @@ class Answering:
         inbox, route = found
         with inbox.request():
             answer = self._reception.receive(inbox, route, headers, body)
-        self._offers.note()
+        self._offers.note(inbox)
         return answer
 
     def _answer_inbox(
@@ -145,7 +145,7 @@ class Answering:
             with share.request():
                 if route.receiver is not None:
                     answer = answer_report(share, route.receiver, headers.get(MAC), body)
-                    self._offers.note()
+                    self._offers.note(share)
                     return answer, share
                 if route.page is not None:
                     return answer_digests(share, route.page, _HASH_WAIT_S), share

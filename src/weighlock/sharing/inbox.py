@@ -73,8 +73,7 @@ class Inbox(Offer):
     @property
     def senders(self) -> Mapping[str, Receiver]:
         """Who pushes, how far they are: those it is for, or those who came."""
-        with self._changed:
-            return self._taking_part()
+        return self.outcome.receivers
 
     def begin(self, name: str, attempt: str, header: bytes, size: int) -> Arrival:
         """A sender announces a file; what is here of it from before is taken up.

@@ -98,6 +98,8 @@ class Listener:
                 return
             self._stopping = True
             peers = dict(self._peers)
+        here = threading.current_thread()  # a peer's, if what was told at an end closes the server
+        others = [thread for thread in peers.values() if thread is not here]
         os.write(self._wake_write, b"x")
         self._thread.join()
         self._socket.close()  # from now on newcomers are refused, not left waiting
@@ -105,11 +107,12 @@ class Listener:
             if not peer.is_busy:
                 peer.shut()
         until = time.monotonic() + grace_s
-        for thread in peers.values():
+        for thread in others:
             thread.join(max(0.0, until - time.monotonic()))
         for peer in peers:
-            peer.shut()
-        for thread in peers.values():
+            if peers[peer] is not here:
+                peer.shut()
+        for thread in others:
             thread.join(5)
         os.close(self._wake_read)
         os.close(self._wake_write)

@@ -5,14 +5,15 @@ A share offers tensors to receivers, an inbox a place to senders; what both have
 
 import contextlib
 import logging
+import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
 from weighlock.errors import LocalProtocolError
 from weighlock.lifetimes import Lifetime
-from weighlock.sharing.share import FINAL, Event, Life, Outcome, Reason, Receiver, State
+from weighlock.sharing.share import FINAL, Event, Life, Outcome, Reason, State
 from weighlock.sharing.tickets import is_genuine, ticket
 
 __all__ = ["Offer", "Ticketing"]
@@ -27,6 +28,9 @@ class Ticketing(NamedTuple):
     offer_id: str
     url: str
 
+    def __repr__(self) -> str:
+        return "<Ticketing>"  # a key and a capability: shown nowhere
+
 
 class Offer(Lifetime):
     """Something under a URL, until its life is over.
@@ -35,7 +39,8 @@ class Offer(Lifetime):
         ticketing: its URL, and what proves that somebody was given one.
         life: how long it lasts, and for whom.
         forget: called once when it is over.
-        on_done: called once with the outcome when it is over, from the thread that ended it.
+        on_done: called once with the outcome when it is over, from the thread that ended it. What
+            it raises is logged, and changes nothing.
     """
 
     def __init__(
@@ -52,6 +57,7 @@ class Offer(Lifetime):
         self._life = life
         self._changed = threading.Condition()
         self._is_told = False
+        self._pid = os.getpid()
         self._forget = forget
         self._on_done = on_done
 
@@ -80,36 +86,55 @@ class Offer(Lifetime):
     @property
     def ended(self) -> Reason | None:
         """Why it is over: revoked, expired, settled or changed; None while it lasts."""
-        return self._life.ended
+        with self._held():  # to look at a life may be to see that it has expired
+            return self._life.ended
 
     @property
     def remaining_s(self) -> float | None:
         """Seconds left of its life; None if nothing bounds it."""
-        return self._life.remaining_s
+        with self._held():
+            return self._life.remaining_s
 
     @property
     def outcome(self) -> Outcome:
         """How it stands, per name; final once it is over."""
-        with self._changed:
+        with self._held():
             return self._life.outcome
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those it is for; empty if it is for nobody in particular."""
+        return self._life.names
+
+    @property
+    def idle_s(self) -> float | None:
+        """Silence after which somebody who takes part is lost; None: no matter."""
+        return self._life.idle_s
 
     @property
     def alive_s(self) -> float | None:
         """How often somebody must be heard who takes part; None: no matter."""
-        return None if self._life.idle_s is None else self._life.idle_s / 3
+        return None if self.idle_s is None else self.idle_s / 3
 
     def wait(self, timeout_s: float | None = None, at_least: int | None = None) -> Outcome:
         """Wait until it is over, or so many have landed, or the time is up.
 
         Returns:
             How it stands then; `reason` is None if it is not over.
+
+        Raises:
+            LocalProtocolError: this is a forked child, in which nobody will ever say anything.
         """
+        if os.getpid() != self._pid:
+            raise LocalProtocolError(
+                "what a forked process has on offer is told to that process only; wait there"
+            )
         deadline = None if timeout_s is None else time.monotonic() + timeout_s
 
         def enough() -> bool:
             if self._life.ended is not None:
                 return True
-            return at_least is not None and len(self._life.outcome.landed) >= at_least
+            return at_least is not None and self._life.landed >= at_least
 
         with self._changed:
             while not enough():
@@ -126,7 +151,12 @@ class Offer(Lifetime):
         self.end("revoked")
 
     def end(self, reason: Reason) -> None:
-        """End it for that reason, and let go of what it holds. Idempotent."""
+        """End it for that reason, and let go of what it holds. Idempotent.
+
+        In a forked child nothing happens: it is not the child's to end.
+        """
+        if os.getpid() != self._pid:
+            return
         with self._changed:
             self._life.end(reason)
         self._see()
@@ -148,10 +178,11 @@ class Offer(Lifetime):
     ) -> None:
         """Somebody says how far it is. Repeats, and what comes late, change nothing."""
         with self._changed:
-            before = self._receiver(name)
+            before = self._life.receiver(name)
             self._life.report(name, event, attempt, bytes_here, cause)
-            after = self._receiver(name)
-            self._changed.notify_all()
+            after = self._life.receiver(name)
+            if before.state is not after.state:
+                self._changed.notify_all()
         if before.state is not after.state and after.state in {State.STARTED, *FINAL}:
             _log.info(
                 "%s: %s, %d bytes in %.1f s%s",
@@ -159,7 +190,7 @@ class Offer(Lifetime):
                 after.state,
                 after.bytes_here,
                 after.seconds,
-                f" ({after.cause})" if after.cause else "",
+                f" ({after.cause!r})" if after.cause else "",
             )
         self._see()
 
@@ -177,16 +208,14 @@ class Offer(Lifetime):
     def has_landed(self, name: str) -> bool:
         """Whether that one is known to have landed."""
         with self._changed:
-            return self._receiver(name).state is State.LANDED
+            return self._life.receiver(name).state is State.LANDED
 
     def let_go(self) -> None:
         """Release what it holds: it is over."""
 
-    def _receiver(self, name: str) -> Receiver:
-        return self._taking_part().get(name) or Receiver(name)
-
-    def _taking_part(self) -> Mapping[str, Receiver]:
-        return {**self._life.outcome.receivers, **self._life.unnamed}
+    def _held(self) -> contextlib.AbstractContextManager[object]:
+        # In a forked child the lock may be held by a thread that does not exist there.
+        return self._changed if os.getpid() == self._pid else contextlib.nullcontext()
 
     def _see(self) -> None:
         """Do once what is to be done when it is over."""
@@ -199,4 +228,8 @@ class Offer(Lifetime):
         self._forget(self)
         self.let_go()
         if self._on_done is not None:
-            self._on_done(outcome)
+            try:
+                self._on_done(outcome)
+            except Exception:
+                # Of the user, in whatever thread this is: nobody else may suffer from it.
+                _log.exception("on_done failed for what ended as %s", outcome.reason)

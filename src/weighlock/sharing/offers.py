@@ -26,8 +26,10 @@ class Offers:
         self._lock = threading.Lock()
         self._live: dict[bytes, Offer] = {}
         self._pinned: dict[bytes, int] = {}
+        self._pinned_bytes = 0
+        self._closed = False
         self._tombstones = Tombstones(limits.tombstones)
-        self._watch = Watch(self._everything)
+        self._watch = Watch()
 
     def __len__(self) -> int:
         return len(self._live)
@@ -38,11 +40,12 @@ class Offers:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of arrays that are kept in memory because they are on offer."""
-        with self._lock:
-            return sum(self._pinned.values())
+        return self._pinned_bytes
 
     def close(self) -> None:
         """Revoke everything. Idempotent."""
+        with self._lock:
+            self._closed = True
         self._watch.close()
         for offer in self._everything():
             offer.revoke()
@@ -52,7 +55,10 @@ class Offers:
 
         Raises:
             LimitExceeded: it is.
+            LocalProtocolError: nothing can be offered any more.
         """
+        if self._closed:
+            raise LocalProtocolError("the server is closed; nothing can be offered there any more")
         self._limits.check("shares", len(self._live) + 1, "shares and inboxes of one server")
         self._limits.check(
             "pinned_bytes",
@@ -64,45 +70,59 @@ class Offers:
         """Offer it from now on.
 
         Raises:
-            LocalProtocolError: the id is taken.
+            LocalProtocolError: the id is taken, or nothing can be offered any more.
+            LimitExceeded: it has become too much meanwhile.
         """
         key = _key(offer_id)
         with self._lock:
             if key in self._live:
                 raise LocalProtocolError("a share of that id is there already")
+            self.check_room(pinned_bytes)
             self._live[key] = offer
             self._pinned[key] = pinned_bytes
-        self._watch.note()
+            self._pinned_bytes += pinned_bytes
+        self._watch.note(offer, 0.0)
 
     def forget(self, offer_id: str, offer: Offer) -> None:
         """It is over; how is remembered."""
         key = _key(offer_id)
         outcome = offer.outcome
+        landed = outcome.landed if offer.names else ()  # only who has a name can ask again
         with self._lock:
             if self._live.get(key) is offer and outcome.reason is not None:
-                del self._live[key], self._pinned[key]
-                self._tombstones.put(key, outcome.reason, outcome.landed)
+                del self._live[key]
+                self._pinned_bytes -= self._pinned.pop(key)
+                self._tombstones.put(key, outcome.reason, landed)
+        self._watch.drop(offer)
 
     def find(self, offer_id: str) -> "Offer | Reason | None":
         """What is offered under an id, or why it no longer is; None: nobody knows."""
         key = _key(offer_id)
         with self._lock:
             offer = self._live.get(key)
+        reason = None
         if offer is not None:
-            if offer.ended is None:
+            reason = offer.ended
+            if reason is None:
                 return offer
             offer.look()  # it has expired, and is now told so
         with self._lock:
-            return self._tombstones.get(key)
+            # Somebody else may be about to bury it.
+            return self._tombstones.get(key) or reason
 
     def was_confirmed(self, offer_id: str, name: str) -> bool:
         """Whether an offer that is over knew of that name's landing."""
+        key = _key(offer_id)
         with self._lock:
-            return self._tombstones.landed(_key(offer_id), name)
+            offer = self._live.get(key)
+            if offer is None:
+                return self._tombstones.landed(key, name)
+        return offer.has_landed(name)
 
-    def note(self) -> None:
-        """Somebody began to be heard: there may be silence to notice, sooner than before."""
-        self._watch.note()
+    def note(self, offer: Offer) -> None:
+        """Somebody was heard there: there may be silence to notice, sooner than before."""
+        if offer.idle_s is not None and offer.ended is None:
+            self._watch.note(offer, offer.idle_s)
 
     def _everything(self) -> list[Offer]:
         with self._lock:

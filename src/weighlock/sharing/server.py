@@ -28,6 +28,7 @@ from weighlock.sharing.tickets import check_name
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
+from weighlock.transfer.digests import Digests
 from weighlock.transfer.layout import lay_out
 
 __all__ = ["Server"]
@@ -131,7 +132,7 @@ class Server(Lifetime):
             expires_s: how long it lasts at the most.
             idle_s: a receiver not heard for so long is lost; a share without named receivers is
                 over so long after the last request. None: never.
-            on_done: called once with the outcome when it is over.
+            on_done: called once with the outcome when it is over, from the thread that ended it.
             cacheable: let caches in front of this server keep it.
             share_id: 32 hex digits that name it; random if not given.
 
@@ -143,28 +144,29 @@ class Server(Lifetime):
         share_id = share_id or secrets.token_hex(16)
         if find(f"/s/{share_id}/digests/0") is None:
             raise LocalProtocolError("share_id must be 32 lower-case hex digits")
-        life = Life(
-            time.monotonic, receivers=self._names(receivers), expires_s=expires_s, idle_s=idle_s
-        )
+        names = self._names(receivers)
         limits = self._limits
         file = lay_out(tensors, metadata, tied=tied, limits=limits)
         contents = Contents(file, directory=self._directory, limits=limits)
         pinned = contents.pinned_bytes
-        self._offers.check_room(pinned)
-        share = Share(
-            Ticketing(self._key, share_id, f"{self.url}/s/{share_id}/model.safetensors"),
-            contents,
-            life,
-            cacheable=cacheable,
-            forget=lambda share: self._offers.forget(share_id, share),
-            on_done=on_done,
-        )
         try:
+            self._offers.check_room(pinned)
             contents.gather_all()
             if snapshot:
                 contents.copy_memory()
+            digests = Digests(contents)
             if any(not isinstance(segment.ref, StoredRef) for segment in file.segments):
-                share.digests.hash_all()
+                digests.hash_all()
+            share = Share(
+                Ticketing(self._key, share_id, f"{self.url}/s/{share_id}/model.safetensors"),
+                contents,
+                # It begins now: what was hashed for minutes has not been idle for minutes.
+                Life(time.monotonic, receivers=names, expires_s=expires_s, idle_s=idle_s),
+                digests=digests,
+                cacheable=cacheable,
+                forget=lambda share: self._offers.forget(share_id, share),
+                on_done=on_done,
+            )
             self._offers.add(share_id, share, pinned)
         except BaseException:
             contents.close()

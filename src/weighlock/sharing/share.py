@@ -32,7 +32,8 @@ Reason: TypeAlias = Literal["revoked", "expired", "settled", "changed"]
 
 _KEPT_ATTEMPTS = 8
 _UNNAMED_RECEIVERS = 256
-"""Receivers without a name that are remembered, to be shown; they settle nothing."""
+"""Receivers that are remembered of a share that is for nobody in particular; they settle nothing,
+and the first are forgotten first."""
 
 
 class State(StrEnum):
@@ -141,10 +142,11 @@ class _Record:
         if self.state is State.LANDED:
             return
         if attempt != self.attempt:
+            if attempt not in self.stale:
+                self.first_at = now
             if self.attempt is not None:
                 self.stale.append(self.attempt)
             self.attempt = attempt
-            self.first_at = now
             self.bytes_here = 0
             self.cause = None
         self.state = TRANSITIONS[self.state][event]
@@ -223,15 +225,20 @@ class Life:
 
     @property
     def outcome(self) -> Outcome:
-        """How it stands, and for good once it is over."""
+        """How it stands, and for good once it is over: for those it is for, or those who came."""
         reason, now = self.ended, self._clock()
-        return Outcome(reason, {name: each.shown(name, now) for name, each in self._named.items()})
+        shown = {name: each.shown(name, now) for name, each in self._known.items()}
+        return Outcome(reason, shown)
 
     @property
-    def unnamed(self) -> Mapping[str, Receiver]:
-        """Receivers that were not named beforehand, as far as they make themselves known."""
-        now = self._clock()
-        return {name: record.shown(name, now) for name, record in self._unnamed.items()}
+    def landed(self) -> int:
+        """How many have landed."""
+        return sum(record.state is State.LANDED for record in self._known.values())
+
+    def receiver(self, name: str) -> Receiver:
+        """How one stands; of whom nothing is known, it is as if it had yet to come."""
+        record = self._known.get(name)
+        return Receiver(name) if record is None else record.shown(name, self._clock())
 
     def end(self, reason: Reason) -> bool:
         """End it; returns False if it was over already, for whatever reason that was."""
@@ -256,7 +263,7 @@ class Life:
         """A receiver says something; repeats, and what comes late, change nothing."""
         if self.ended is not None:
             return
-        record = self._named.get(name) or self._unnamed_record(name)
+        record = self._known.get(name) or self._newcomer(name)
         if record is None:
             return
         record.take(event, attempt, self._clock(), bytes_here, cause)
@@ -273,15 +280,17 @@ class Life:
             return None
         now, due = self._clock(), []
         if self._idle_s is not None:
-            for record in self._everybody():
+            for record in self._known.values():
                 if record.state is State.STARTED:
                     if now >= record.heard_at + self._idle_s:
                         record.pass_by(Event.SILENT)
                     else:
                         due.append(record.heard_at + self._idle_s)
             self._settle()
-            if not self._named and not self._requests:
-                if now >= self._last_at + self._idle_s:
+            if not self._named:
+                if self._requests:
+                    due.append(now + self._idle_s)
+                elif now >= self._last_at + self._idle_s:
                     self._finish("settled")
                 else:
                     due.append(self._last_at + self._idle_s)
@@ -293,30 +302,33 @@ class Life:
 
     def forgive(self, seconds: float) -> None:
         """For so long this side was stopped and could not listen: that was not others' silence."""
-        self._last_at += seconds
-        for record in self._everybody():
-            record.heard_at += seconds
+        if self.ended is not None:
+            return
+        now = self._clock()
+        self._last_at = min(now, self._last_at + seconds)
+        for record in self._known.values():
+            if record.state is State.STARTED:  # the others are not awaited
+                record.heard_at = min(now, record.heard_at + seconds)
 
     def _finish(self, reason: Reason) -> None:
         self._ended = reason
-        for record in self._everybody():
+        for record in self._known.values():
             record.pass_by(Event.OVER)
 
     def _settle(self) -> None:
         if self._named and all(each.state in FINAL for each in self._named.values()):
             self._finish("settled")
 
-    def _everybody(self) -> "list[_Record]":
-        return [*self._named.values(), *self._unnamed.values()]
+    @property
+    def _known(self) -> "Mapping[str, _Record]":
+        return self._named or self._unnamed
 
-    def _unnamed_record(self, name: str) -> _Record | None:
+    def _newcomer(self, name: str) -> _Record | None:
         if self._named:
             return None
-        record = self._unnamed.get(name)
-        if record is None:
-            while len(self._unnamed) >= _UNNAMED_RECEIVERS:
-                self._unnamed.popitem(last=False)
-            record = self._unnamed[name] = _Record()
+        while len(self._unnamed) >= _UNNAMED_RECEIVERS:
+            self._unnamed.popitem(last=False)
+        record = self._unnamed[name] = _Record()
         return record
 
 
@@ -332,6 +344,7 @@ class Tombstones:
 
     def put(self, key: bytes, reason: Reason, landed: tuple[str, ...] = ()) -> None:
         """Remember one, and whose landing was confirmed."""
+        self._graves.pop(key, None)  # an id that lived twice is remembered from its last end on
         self._graves[key] = reason, landed
         while len(self._graves) > self._most:
             self._graves.popitem(last=False)

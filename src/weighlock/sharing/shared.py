@@ -39,13 +39,14 @@ class Share(Offer):
         life: Life,
         *,
         cacheable: bool,
+        digests: Digests | None = None,
         forget: Callable[[Offer], None],
         on_done: Callable[[Outcome], object] | None = None,
     ) -> None:
         super().__init__(ticketing, life, forget=forget, on_done=on_done)
         self.cacheable = cacheable
         self.contents = contents
-        self.digests = Digests(contents)
+        self.digests = digests or Digests(contents)
         self.etag = f'"{blake3(ticketing.offer_id.encode()).hexdigest(16)}"'
         self._lock = threading.Lock()
         self._failures: set[int] = set()
@@ -61,8 +62,7 @@ class Share(Offer):
     @property
     def receivers(self) -> Mapping[str, Receiver]:
         """Who receives it, how far they are: those it is for, or those who came."""
-        with self._changed:
-            return self._taking_part()
+        return self.outcome.receivers
 
     def let_go(self) -> None:
         """Release the tensors."""

@@ -19,8 +19,9 @@ from weighlock.errors import SourceError
 from weighlock.limits import Limits
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import FileSource
+from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.arrays import byte_view, empty
-from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import Readable, StoredRef
 from weighlock.transfer.layout import VirtualFile
@@ -83,7 +84,6 @@ class Contents:
         self._laid_down: dict[int, FilePart] = {}
         self._kept: OrderedDict[int, memoryview] = OrderedDict()
         self._kept_bytes = 0
-        self._copied: dict[int, memoryview] = {}
         self._closed = False
 
     @property
@@ -98,7 +98,6 @@ class Contents:
             if self._scratch is not None:
                 self._scratch.close()
             self._kept.clear()
-            self._copied.clear()
             self.file = replace(self.file, segments=())  # and of the tensors
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -159,28 +158,28 @@ class Contents:
     @property
     def pinned_bytes(self) -> int:
         """Bytes of tensors that stay in memory because of this."""
-        memories = (segment.ref.memory() for segment in self.file.segments)
-        return sum(len(memory) for memory in memories if memory is not None)
+        # Of strided ones as well: what is sent of them is laid down, but they are still there.
+        return sum(x.span.length for x in self.file.segments if _is_in_memory(x.ref))
 
     def copy_memory(self) -> None:
         """Copy now what lies in memory: afterwards it may be changed."""
+        segments = []
         for segment in self.file.segments:
-            memory = segment.ref.memory()
+            ref, memory = segment.ref, segment.ref.memory()
             if memory is not None:
-                copy = byte_view(empty((len(memory),), np.dtype(np.uint8)))
-                copy[:] = memory
-                self._copied[segment.span.offset] = copy
+                copy = empty(ref.shape, ref.dtype.numpy)
+                byte_view(copy)[:] = memory
+                segment = replace(segment, ref=ArrayRef(ref.spec, copy))
+            segments.append(segment)
+        self.file = replace(self.file, segments=tuple(segments))  # the originals are let go
 
     def _parts(self, span: Span) -> Iterator[Piece]:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
-        copied = self._copied
         for segment, begin, end in self.file.touched(span):
             ref = segment.ref
-            memory = copied.get(segment.span.offset) if copied else None
-            if memory is None:
-                memory = ref.memory()
+            memory = ref.memory()
             if memory is not None:
                 yield memory[begin:end]
                 continue
@@ -221,6 +220,12 @@ class Contents:
         span = self._scratch.append(ref.pieces(), ref.nbytes)
         self._laid_down[key] = FilePart(self._scratch, span.offset, span.length)
         return self._laid_down[key]
+
+
+def _is_in_memory(ref: TensorRef) -> bool:
+    while isinstance(ref, AdjustedRef):
+        ref = ref.original
+    return not isinstance(ref, StoredRef)
 
 
 def _stored(source: Readable, offset: int, length: int) -> Iterator[Piece]:
