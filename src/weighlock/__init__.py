@@ -15,11 +15,15 @@ if TYPE_CHECKING:
     from weighlock.fetching.fetch import fetch
     from weighlock.fetching.push import Pushed, push
     from weighlock.fetching.reporting import done
+    from weighlock.fetching.resolve import resolve
     from weighlock.fetching.stream import stream
     from weighlock.formats.detect import open_catalog as open
     from weighlock.formats.save import save
     from weighlock.formats.writer import Writer
     from weighlock.limits import Limits
+    from weighlock.messages.codecs import Registry, register, register_dataclass, register_enum
+    from weighlock.messages.message import Draft, pack, unpack
+    from weighlock.sharing.packing import Packed
     from weighlock.sharing.server import Server
     from weighlock.sharing.share import Outcome, State
     from weighlock.sources.access import Access, Credential
@@ -34,9 +38,12 @@ __all__ = [
     "Catalog",
     "Credential",
     "DType",
+    "Draft",
     "Limits",
     "Outcome",
+    "Packed",
     "Pushed",
+    "Registry",
     "Server",
     "Spool",
     "State",
@@ -48,10 +55,16 @@ __all__ = [
     "done",
     "fetch",
     "open",
+    "pack",
     "push",
+    "register",
+    "register_dataclass",
+    "register_enum",
+    "resolve",
     "save",
     "stream",
     "sweep",
+    "unpack",
 ]
 __version__ = "0.1.0"
 
@@ -63,9 +76,12 @@ _HOMES = {
     "Catalog": "weighlock.tensors.catalog",
     "Credential": "weighlock.sources.access",
     "DType": "weighlock.tensors.dtypes",
+    "Draft": "weighlock.messages.message",
     "Limits": "weighlock.limits",
     "Outcome": "weighlock.sharing.share",
+    "Packed": "weighlock.sharing.packing",
     "Pushed": "weighlock.fetching.push",
+    "Registry": "weighlock.messages.codecs",
     "Server": "weighlock.sharing.server",
     "Spool": "weighlock.disk.spool",
     "State": "weighlock.sharing.share",
@@ -77,10 +93,16 @@ _HOMES = {
     "done": "weighlock.fetching.reporting",
     "fetch": "weighlock.fetching.fetch",
     "open": "weighlock.formats.detect",
+    "pack": "weighlock.messages.message",
     "push": "weighlock.fetching.push",
+    "register": "weighlock.messages.codecs",
+    "register_dataclass": "weighlock.messages.codecs",
+    "register_enum": "weighlock.messages.codecs",
+    "resolve": "weighlock.fetching.resolve",
     "save": "weighlock.formats.save",
     "stream": "weighlock.fetching.stream",
     "sweep": "weighlock.disk.sweep",
+    "unpack": "weighlock.messages.message",
 }
 _NAMES_THERE = {"open": "open_catalog"}
 

@@ -25,6 +25,9 @@ WeighlockError
 ├─ ProtocolError                 something that is not the protocol was said
 │  ├─ LocalProtocolError         by this side: a fault of the program
 │  └─ RemoteProtocolError        by the other side
+├─ MessageError                  an object and its message do not go together              .path
+│  ├─ CodecRefused (TypeError)   the object holds something that no message carries
+│  └─ MessageInvalid (ValueError)  the bytes are not a message
 └─ LimitExceeded                 input asks for more than `Limits` allows   .limit .asked .allowed
 ```
 
@@ -37,12 +40,15 @@ from typing import ClassVar
 __all__ = [
     "Aborted",
     "ChunkCorrupt",
+    "CodecRefused",
     "DiskError",
     "FormatError",
     "HeaderError",
     "LayoutError",
     "LimitExceeded",
     "LocalProtocolError",
+    "MessageError",
+    "MessageInvalid",
     "NoSpace",
     "NotDurable",
     "PeerLost",
@@ -236,6 +242,23 @@ class LocalProtocolError(ProtocolError):
 
 class RemoteProtocolError(ProtocolError):
     """The other side said it."""
+
+
+class MessageError(WeighlockError):
+    """An object and its message do not go together."""
+
+    def __init__(self, message: str, *, path: str | None = None) -> None:
+        super().__init__(f"{message}, at {path}" if path else message)
+        self.path = path
+        """The place in the object, as in `$.weights['layer.3'].hook`, where known."""
+
+
+class CodecRefused(MessageError, TypeError):
+    """The object holds something that no message carries."""
+
+
+class MessageInvalid(MessageError, ValueError):
+    """The bytes are not a message, or not one that this side understands."""
 
 
 class LimitExceeded(WeighlockError):

@@ -87,6 +87,15 @@ class Limits:
     redirects: int = 5
     """Redirects followed from a URL that a person gave."""
 
+    message_tree_bytes: int = 4 * 1024 * 1024
+    """Longest tree of a message: its structure, without tensors; about 60 bytes a ref are usual."""
+
+    message_nodes: int = 1_000_000
+    """Most values, keys and containers in that tree: each takes up to 70 bytes of memory."""
+
+    message_depth: int = 100
+    """Deepest nesting of a message."""
+
     memory_bytes: int = 2**62
     """Most bytes a fetch to memory may ask for; never more than the machine has."""
 

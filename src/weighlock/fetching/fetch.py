@@ -1,6 +1,6 @@
 """Fetch weights from a URL: to memory, into arrays somebody has, or to a file. One visible call.
 
-Knows which files a URL stands for and who is told of them; the fetch of each is `one`'s.
+Knows files and models of many shards; how one file is fetched is `one`'s.
 """
 
 import os
@@ -15,7 +15,7 @@ from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError
 from weighlock.fetching.filling import into_arrays
-from weighlock.fetching.one import How, One, chosen_of, saved
+from weighlock.fetching.one import How, One, choose, save_chosen
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
 from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import is_index, noted, open_url
@@ -165,9 +165,9 @@ def _fetch_sharded(
         return noted(open_catalog(os.path.join(into, name), how.limits), first)
     whole = open_url(url, how.limits, open_source, access=how.access, verify=how.verify)
     with whole:
-        chosen = chosen_of(whole, patterns)
+        chosen = choose(whole, patterns)
         if into is not None:
-            return noted(saved(into, chosen, how), first)
+            return noted(save_chosen(into, chosen, how), first)
         if out is not None:
             received = into_arrays(chosen, out, strict=patterns is None, lazily=True)
             received.complete()

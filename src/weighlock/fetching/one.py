@@ -1,12 +1,13 @@
-"""The fetch of one file: which landing a wish needs, and what is checked before the first byte.
+"""The fetch of one file, to wherever it shall land. Knows which landing a wish needs.
 
-Pulling, bases and landings are its neighbours'; which files there are, `fetch`'s.
+What must be checked is checked before the first byte; pulling, bases and landings are its
+neighbours'.
 """
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
@@ -41,7 +42,10 @@ from weighlock.transfer.rate import Rate
 if TYPE_CHECKING:
     import os
 
-__all__ = ["How", "One", "chosen_of", "saved"]
+__all__ = ["How", "Names", "One", "choose", "save_chosen"]
+
+Names: TypeAlias = Sequence[str] | Callable[[Catalog], Catalog]
+"""Glob patterns, or what chooses from a catalog."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,17 +73,24 @@ class How:
 
 
 class One:
-    """The fetch of one file."""
+    """The fetch of one file.
+
+    Args:
+        source: the file, opened.
+        names: what is wanted of it; all of it if not given.
+        base: a model one has.
+        how: what every file of one fetch has in common.
+    """
 
     def __init__(
         self,
         source: HttpSource,
-        patterns: Sequence[str] | None,
+        names: "Names | None",
         base: Catalog | None,
         how: How,
     ) -> None:
         self._source = source
-        self._patterns = patterns
+        self._names = names
         self._base = base if source.verifies else None
         self._how = how
 
@@ -89,20 +100,21 @@ class One:
         into: "str | os.PathLike[str] | Spool | None",
         tell: Callable[[int, int], None] | None,
     ) -> Catalog:
-        if isinstance(into, Spool) and self._patterns is None:
-            return open_landed(self.to_spool(into, tell), self._how.limits)
-        if into is not None and not isinstance(into, Spool) and self._patterns is None:
-            return self._to_file(into, Progress(self._source.size, tell))
+        """Fetch it: into arrays, to a file or spool, or to memory."""
+        if into is not None and self._names is None:
+            return self._whole(into, tell)
         remote = open_source(self._source, self._how.limits)
-        chosen = chosen_of(remote, self._patterns)
+        chosen = choose(remote, self._names)
         if not all(isinstance(r, StoredRef) and r.contiguous_span for r in chosen.values()):
             return self._unlike_a_share(chosen, out, into)
+        if into is not None and len(chosen) == len(remote):
+            return self._whole(into, tell)
         if into is not None:
             return self._part_to_file(remote, chosen, into, tell)
         received: Received = (
             into_new_memory(chosen, self._how.limits)
             if out is None
-            else into_arrays(chosen, out, strict=self._patterns is None)
+            else into_arrays(chosen, out, strict=self._names is None)
         )
         landing = MemoryLanding(received.targets, self._source.size)
         progress = Progress(_bytes_of(landing, self._source.size), tell)
@@ -125,6 +137,15 @@ class One:
             progress.add(block_span(block, self._source.size).length)
 
         return count
+
+    def _whole(
+        self,
+        into: "str | os.PathLike[str] | Spool",
+        tell: Callable[[int, int], None] | None,
+    ) -> Catalog:
+        if isinstance(into, Spool):
+            return open_landed(self.to_spool(into, tell), self._how.limits)
+        return self._to_file(into, Progress(self._source.size, tell))
 
     def to_spool(self, spool: Spool, tell: Callable[[int, int], None] | None) -> Lease:
         """Land the whole file in a spool."""
@@ -212,9 +233,9 @@ class One:
     ) -> Catalog:
         """A checkpoint on a plain server, whose tensors do not lie as they are wanted."""
         if into is not None:
-            return saved(into, chosen, self._how)
+            return save_chosen(into, chosen, self._how)
         if out is not None:
-            received = into_arrays(chosen, out, strict=self._patterns is None, lazily=True)
+            received = into_arrays(chosen, out, strict=self._names is None, lazily=True)
             received.complete()
             return received.catalog
         arrays = chosen.load()
@@ -223,8 +244,8 @@ class One:
         )
 
 
-def saved(into: "str | os.PathLike[str] | Spool", chosen: Catalog, how: How) -> Catalog:
-    """Tensors that have to be written anew, at their destination."""
+def save_chosen(into: "str | os.PathLike[str] | Spool", chosen: Catalog, how: How) -> Catalog:
+    """Copy tensors that do not lie as in a share, one by one."""
     from weighlock.formats.save import save
 
     if isinstance(into, Spool):
@@ -233,13 +254,19 @@ def saved(into: "str | os.PathLike[str] | Spool", chosen: Catalog, how: How) -> 
     return open_catalog(into, how.limits)
 
 
-def chosen_of(remote: Catalog, patterns: Sequence[str] | None) -> Catalog:
-    """The tensors that were asked for."""
-    if patterns is None:
+def choose(remote: Catalog, names: "Names | None") -> Catalog:
+    """What is wanted of a catalog.
+
+    Raises:
+        LayoutError: no name matches.
+    """
+    if names is None:
         return remote
-    chosen = remote.select(*patterns)
+    if callable(names):
+        return names(remote)
+    chosen = remote.select(*names)
     if not chosen:
-        raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+        raise LayoutError(f"no tensor matches {' or '.join(map(repr, names))}")
     return chosen
 
 

@@ -21,8 +21,10 @@ from weighlock.errors import (
     WeighlockError,
 )
 from weighlock.lifetimes import Lifetime
+from weighlock.sources.access import Address
 from weighlock.sources.http import HttpSource
 from weighlock.sources.receipt import Receipt
+from weighlock.sources.ticket import TicketSource
 from weighlock.tensors.stored import StoredRef
 
 __all__ = ["UNCONFIRMED", "Reporting", "done"]
@@ -134,18 +136,23 @@ def done(obj: object) -> None:
     Raises:
         TransferError: an owner that waits for this receiver could not be told.
     """
-    sources = {source for source in _sources(obj) if source.remote.address.holder is not None}
-    for source in sources:
-        with closing(Receipt(source.remote)) as receipt:
-            source.remote.persist(lambda receipt=receipt: receipt.say("landed"))  # type: ignore[misc]
+    for source in set(_sources(obj)):
+        if source.ticket is None or Address.of(source.ticket).holder is None:
+            continue
+        is_lazy = isinstance(source, TicketSource)
+        remote = (source.connect() if is_lazy else source).remote  # type: ignore[union-attr]
+        with closing(Receipt(remote)) as receipt:
+            remote.persist(lambda: receipt.say("landed"))
+        if is_lazy:
+            remote.close()
 
 
-def _sources(obj: object) -> Iterable[HttpSource]:
+def _sources(obj: object) -> "Iterable[HttpSource | TicketSource]":
     pending, seen = [obj], set[int]()
     while pending:
         found = pending.pop()
         if isinstance(found, StoredRef):
-            if isinstance(found.source, HttpSource):
+            if isinstance(found.source, (HttpSource, TicketSource)):
                 yield found.source
         elif isinstance(found, (Mapping, list, tuple, set, frozenset)) and id(found) not in seen:
             seen.add(id(found))

@@ -6,7 +6,7 @@ import secrets
 import socket
 import time
 from collections.abc import Callable, Iterable, Mapping
-from typing import Literal
+from typing import Literal, Unpack
 
 from weighlock.errors import LocalProtocolError, TransferTimeout
 from weighlock.lifetimes import Lifetime
@@ -19,6 +19,7 @@ from weighlock.sharing.inbox_routes import find_inbox
 from weighlock.sharing.listening import Listener, Peer
 from weighlock.sharing.offer import Ticketing
 from weighlock.sharing.offers import Offers
+from weighlock.sharing.packing import Packed, PackOptions, pack_and_share
 from weighlock.sharing.routes import (
     find,
 )
@@ -228,6 +229,10 @@ class Server(Lifetime):
         )
         self._offers.add(inbox_id, inbox)
         return inbox
+
+    def pack(self, obj: object, **options: Unpack[PackOptions]) -> Packed:
+        """An object as a message, whose large tensors this server offers; see `pack_and_share`."""
+        return pack_and_share(self, obj, **options)
 
     def _names(self, names: Iterable[str]) -> tuple[str, ...]:
         given = (names,) if isinstance(names, str) else tuple(names)

@@ -59,8 +59,12 @@ class Connections:
     def close(self) -> None:
         """Close those nobody uses, and the others when they come back. Idempotent."""
         self._forget()
+        self._closed = True
+        self.rest()
+
+    def rest(self) -> None:
+        """Close those nobody uses now; whoever asks next gets a new one."""
         with self._guard():
-            self._closed = True
             idle, self._idle = self._idle, []
         for connection in idle:
             connection.close()

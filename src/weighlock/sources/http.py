@@ -69,6 +69,14 @@ class HttpSource:
         """Whether what is read is checked against digests."""
         return self.remote.verifies
 
+    @property
+    def ticket(self) -> str | None:
+        """The URL by which a message may pass a tensor of this file on; only shares have one."""
+        address = self.remote.address
+        if not self.remote.resource.is_share or self.remote.resource.address != address:
+            return None
+        return f"{address.url}#{address.fragment}" if address.fragment else address.url
+
     def __repr__(self) -> str:
         return f"<HttpSource {self.label} of {self.size:,} bytes>"
 

@@ -23,7 +23,16 @@ if TYPE_CHECKING:
 
     Tensor: TypeAlias = torch.Tensor
 
-__all__ = ["TorchRef", "as_target", "check_plain", "from_array", "from_bytes", "is_tensor"]
+__all__ = [
+    "TorchRef",
+    "as_target",
+    "check_plain",
+    "dtype_named",
+    "from_array",
+    "from_bytes",
+    "is_tensor",
+    "size_and_dtype",
+]
 
 
 def is_tensor(value: object) -> bool:
@@ -261,3 +270,15 @@ def _row_major(tensor: "Tensor", elements: int) -> "Iterator[Tensor]":
         yield from _row_major(
             tensor[first] if step == 1 else tensor[first : first + step], elements
         )
+
+
+def size_and_dtype() -> tuple[type, type] | None:
+    """The classes `torch.Size` and `torch.dtype`, if torch is loaded: without it there are none."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else (torch.Size, torch.dtype)
+
+
+def dtype_named(name: str) -> object | None:
+    """The torch dtype of that name, if torch is loaded and has it."""
+    torch = sys.modules.get("torch")
+    return None if torch is None else vars(torch).get(name)

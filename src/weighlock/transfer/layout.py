@@ -1,7 +1,7 @@
 """The virtual file: any tensors, laid out as a safetensors file that is never written.
 
-Pure: knows the header, where each tensor lies and which tensors a range touches. Where their bytes
-come from is `contents`'.
+Pure: knows the header and which tensors a range touches. Where their bytes come from is
+`contents`'.
 """
 
 from bisect import bisect_left, bisect_right
@@ -9,25 +9,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
-from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
-from weighlock.formats.save import own_metadata, source_positions, untied
+from weighlock.formats.virtual import Segment, place_all
 from weighlock.limits import Limits
-from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_ref
-from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import Span
-from weighlock.tensors.torch import TorchRef
 
 __all__ = ["Segment", "Touched", "VirtualFile", "lay_out"]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A tensor in a virtual file."""
-
-    span: Span
-    """Its bytes in the file."""
-    ref: TensorRef
 
 
 class Touched(NamedTuple):
@@ -89,29 +75,6 @@ def lay_out(
         LayoutError: something is not a plain tensor.
         UnsupportedDType: safetensors cannot hold it.
     """
-    limits = limits or Limits()
-    if isinstance(tensors, Catalog) and metadata is None:
-        metadata = own_metadata(tensors)
-    beside = check_metadata(metadata)
-    refs = [as_ref(name, value) for name, value in tensors.items()]
-    for ref in refs:
-        check_storable(ref.spec)
-    if any(isinstance(ref, TorchRef) for ref in refs):
-        beside.setdefault("format", "pt")
-    aliases: dict[str, str] = {}
-    if tied == "alias":
-        refs, aliases = untied(refs, beside)
-    positions = source_positions(refs)
-    specs = [ref.spec for ref in refs]
-    order = sorted(specs, key=lambda spec: positions.get(spec.name, 0))
-    arrangement = arrange(order)
-    header = build_header(specs, arrangement.offsets, {**beside, **aliases}, limits=limits)
-    by_name = {ref.name: ref for ref in refs}
-    data_start = len(header)
-    laid = ((by_name[name], offset) for name, offset in arrangement.offsets.items())
-    segments = tuple(
-        Segment(Span(data_start + offset, ref.spec.nbytes), ref)
-        for ref, offset in laid
-        if ref.spec.nbytes
-    )
-    return VirtualFile(header, segments, len(header) + arrangement.data_bytes)
+    placed = place_all(tensors, metadata, tied=tied, limits=limits)
+    segments = tuple(segment for segment in placed.segments if segment.span.length)
+    return VirtualFile(placed.header, segments, placed.size)

@@ -1,0 +1,1 @@
+"""Objects as messages: small bytes that hold refs in place of tensors. No I/O."""
