@@ -60,6 +60,8 @@ class Workload:
     """Most megabytes of anonymous memory a contender may add."""
     cpu_bars: dict[str, float] = field(default_factory=dict)
     """Most CPU seconds a contender may take, all its processes together."""
+    wall_bars: dict[str, float] = field(default_factory=dict)
+    """Most seconds a contender may take."""
     beside_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory the other process of a contender may add."""
     source: str = "safetensors"

@@ -62,6 +62,11 @@ def bars_of(workload, samples):
         if memory:
             found = max(memory) / 1e6
             rows.append((f"{name} adds ≤ {megabytes} MB", f"{found:.1f} MB", found <= megabytes))
+    for name, seconds in workload.wall_bars.items():
+        if samples.get(name):
+            found = median(sample.wall for sample in samples[name])
+            what = f"{name} takes ≤ {seconds * 1000:.0f} ms"
+            rows.append((what, f"{found * 1000:.1f} ms", found <= seconds))
     for name, seconds in workload.cpu_bars.items():
         if samples.get(name):
             found = median(sample.cpu for sample in samples[name])

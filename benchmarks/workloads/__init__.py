@@ -5,6 +5,7 @@ from benchmarks.workloads import (
     convert,
     load_all,
     many_tensors,
+    messages,
     open_one,
     save,
     transfer,
@@ -25,5 +26,6 @@ ALL = {
         *checkpoints.ALL,
         *many_tensors.ALL,
         *transfer.ALL,
+        *messages.ALL,
     )
 }
