@@ -8,7 +8,7 @@ import math
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 import weighlock
@@ -226,6 +226,37 @@ def test_pieces_are_a_partition_of_the_result(layout, itemsize):
         assert first + covered <= low + count
         assert piece.layout.is_contiguous or covered * itemsize <= PIECE_BYTES
     assert (times == 1).all()
+
+
+class Endless:
+    """A source whose bytes follow from where they are, so that gaps cost nothing."""
+
+    @staticmethod
+    def at(places):
+        return (places.astype(np.uint64) * np.uint64(2654435761) >> np.uint64(9)).astype(np.uint8)
+
+    def read_into(self, offset, buffer):
+        buffer[:] = self.at(np.arange(offset, offset + len(buffer))).tobytes()
+
+
+@steady(300)
+@given(layouts(), st.sampled_from(["U8", "BF16", "F32"]), st.integers(1, 300))
+@example(Layout(3, (2, 3), (1, 70_000)), "F32", 8)
+@example(Layout(9, (3, 2, 5), (1, 4, 50_000)), "BF16", 7)
+@example(Layout(400_000, (4, 3, 2), (-1, 10, -200_000)), "U8", 5)
+@example(Layout(0, (3, 2, 2), (1_000_000, 1, 70_000)), "F32", 16)
+def test_elements_far_apart_are_put_in_their_places(layout, dtype, max_bytes):
+    spec = TensorSpec("t", dtype, layout.shape)
+    low, count = layout.cover()
+    assume(low >= 0)
+    width = spec.dtype.bits // 8
+    ref = StoredRef(spec, Endless(), Span(7, (low + count) * width), layout)
+    within = np.arange(7, 7 + width)
+    expected = Endless.at(places(layout)[..., None] * width + within).tobytes()
+    assert ref.load().tobytes() == expected
+    pieces = [bytes(piece) for piece in ref.pieces(max_bytes)]
+    assert b"".join(pieces) == expected
+    assert all(len(piece) <= max(max_bytes, width) for piece in pieces)
 
 
 @steady(300)
