@@ -2,6 +2,8 @@
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
+# Most of a run is waiting for processes: two at a time, a file of tests never split.
+TOGETHER := --numprocesses 2 --dist loadfile
 
 .PHONY: demo test quick bench lint tools clean
 
@@ -9,11 +11,11 @@ demo: $(VENV)/installed
 	$(BIN)/weighlock demo
 
 test: $(VENV)/tests-installed tools lint
-	$(BIN)/python -m pytest
+	$(BIN)/python -m pytest $(TOGETHER)
 	$(BIN)/python -m benchmarks --quick
 
 quick: $(VENV)/tests-installed lint
-	$(BIN)/python -m pytest -m "not slow and not root and not memory"
+	$(BIN)/python -m pytest $(TOGETHER) -m "not slow and not root and not memory"
 
 bench:
 	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md

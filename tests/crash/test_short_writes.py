@@ -20,7 +20,9 @@ from weighlock.errors import DiskError
 pytest_plugins = ["crash.fixtures"]
 
 
-@pytest.mark.parametrize("disk", [PosixDisk(), NamedDisk(), PlainDisk()], ids=repr)
+@pytest.mark.parametrize(
+    "disk", [PosixDisk(), NamedDisk(), PlainDisk()], ids=lambda disk: type(disk).__name__
+)
 @pytest.mark.parametrize("way", WAYS)
 def test_writes_that_take_half_are_completed(tmp_path, no_leaks, way, disk):
     half = HalfDisk(disk, "write")

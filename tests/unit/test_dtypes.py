@@ -158,7 +158,7 @@ def test_short_names_mean_what_torch_means(short):
         5,
         {},
         [],
-        object(),
+        ...,
     ],
     ids=repr,
 )
