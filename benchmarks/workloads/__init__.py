@@ -5,6 +5,7 @@ from benchmarks.workloads import (
     convert,
     load_all,
     many_tensors,
+    mean,
     messages,
     open_one,
     save,
@@ -27,5 +28,6 @@ ALL = {
         *many_tensors.ALL,
         *transfer.ALL,
         *messages.ALL,
+        *mean.ALL,
     )
 }

@@ -9,6 +9,9 @@ if sys.platform == "win32":
 
 if TYPE_CHECKING:
     from weighlock.abort import Abort
+    from weighlock.combining.incremental import Mean
+    from weighlock.combining.kin import apply, difference, median, trimmed_mean
+    from weighlock.combining.mean import mean
     from weighlock.disk.spool import Spool
     from weighlock.disk.sweep import SweepReport, sweep
     from weighlock.errors import WeighlockError
@@ -40,6 +43,7 @@ __all__ = [
     "DType",
     "Draft",
     "Limits",
+    "Mean",
     "Outcome",
     "Packed",
     "Pushed",
@@ -52,8 +56,12 @@ __all__ = [
     "TensorSpec",
     "WeighlockError",
     "Writer",
+    "apply",
+    "difference",
     "done",
     "fetch",
+    "mean",
+    "median",
     "open",
     "pack",
     "push",
@@ -64,6 +72,7 @@ __all__ = [
     "save",
     "stream",
     "sweep",
+    "trimmed_mean",
     "unpack",
 ]
 __version__ = "0.1.0"
@@ -78,6 +87,7 @@ _HOMES = {
     "DType": "weighlock.tensors.dtypes",
     "Draft": "weighlock.messages.message",
     "Limits": "weighlock.limits",
+    "Mean": "weighlock.combining.incremental",
     "Outcome": "weighlock.sharing.share",
     "Packed": "weighlock.sharing.packing",
     "Pushed": "weighlock.fetching.push",
@@ -90,8 +100,12 @@ _HOMES = {
     "TensorSpec": "weighlock.tensors.spec",
     "WeighlockError": "weighlock.errors",
     "Writer": "weighlock.formats.writer",
+    "apply": "weighlock.combining.kin",
+    "difference": "weighlock.combining.kin",
     "done": "weighlock.fetching.reporting",
     "fetch": "weighlock.fetching.fetch",
+    "mean": "weighlock.combining.mean",
+    "median": "weighlock.combining.kin",
     "open": "weighlock.formats.detect",
     "pack": "weighlock.messages.message",
     "push": "weighlock.fetching.push",
@@ -103,6 +117,7 @@ _HOMES = {
     "stream": "weighlock.fetching.stream",
     "sweep": "weighlock.disk.sweep",
     "unpack": "weighlock.messages.message",
+    "trimmed_mean": "weighlock.combining.kin",
 }
 _NAMES_THERE = {"open": "open_catalog"}
 

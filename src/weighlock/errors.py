@@ -28,6 +28,7 @@ WeighlockError
 ├─ MessageError                  an object and its message do not go together              .path
 │  ├─ CodecRefused (TypeError)   the object holds something that no message carries
 │  └─ MessageInvalid (ValueError)  the bytes are not a message
+├─ CombineError (ValueError)     models do not go together, or one is refused .contributor .tensor
 └─ LimitExceeded                 input asks for more than `Limits` allows   .limit .asked .allowed
 ```
 
@@ -41,6 +42,7 @@ __all__ = [
     "Aborted",
     "ChunkCorrupt",
     "CodecRefused",
+    "CombineError",
     "DiskError",
     "FormatError",
     "HeaderError",
@@ -259,6 +261,18 @@ class CodecRefused(MessageError, TypeError):
 
 class MessageInvalid(MessageError, ValueError):
     """The bytes are not a message, or not one that this side understands."""
+
+
+class CombineError(WeighlockError, ValueError):
+    """Models do not go together, or what one of them holds is refused."""
+
+    def __init__(
+        self, message: str, *, contributor: str | None = None, tensor: str | None = None
+    ) -> None:
+        super().__init__(message)
+        self.contributor = contributor
+        """Whose fault it is, where it is somebody's."""
+        self.tensor = tensor
 
 
 class LimitExceeded(WeighlockError):

@@ -25,6 +25,7 @@ TREE = [
     ("NoSpace", "DiskError", OSError),
     ("NotDurable", "DiskError", OSError),
     ("SpoolClosed", "DiskError", OSError),
+    ("CombineError", "WeighlockError", ValueError),
     ("LimitExceeded", "WeighlockError", Exception),
 ]
 
@@ -42,11 +43,13 @@ EXAMPLES = [
     errors.NoSpace("is full", wanted_bytes=10, free_bytes=3, errno=28),
     errors.NotDurable("is lost", errno=5),
     errors.SpoolClosed("is gone"),
+    errors.CombineError("does not fit", contributor="site-2", tensor="w"),
     errors.LimitExceeded("too many", limit="tensors", asked=10, allowed=3),
 ]
 FIELDS = [
     *("source", "offset", "errno", "wanted", "got"),
     *("wanted_bytes", "free_bytes", "limit", "asked", "allowed"),
+    *("contributor", "tensor"),
 ]
 
 

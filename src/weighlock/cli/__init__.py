@@ -21,7 +21,7 @@ __all__ = ["main"]
 
 _VERBS = (
     *("ls", "info", "convert", "verify", "diff", "scan"),
-    *("serve", "pull", "push", "sweep", "demo"),
+    *("serve", "pull", "push", "mean", "sweep", "demo"),
 )
 
 

@@ -4,7 +4,6 @@ Knows where tensors go in the file and how their bytes get there; that the file 
 not at all is `disk.atomic`'s.
 """
 
-import logging
 import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
@@ -16,6 +15,7 @@ from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.lease import SpoolFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError, LocalProtocolError
+from weighlock.formats.finishing import Finish
 from weighlock.formats.placement import Placement, Planned, Streamed
 from weighlock.formats.safetensors import check_metadata
 from weighlock.lifetimes import Lifetime
@@ -41,41 +41,6 @@ _SMALL_BYTES = 64 * 1024
 """Shorter pieces are gathered before they are written."""
 
 _GATHERED_BYTES = 1024 * 1024
-
-
-class Finish:
-    """A file being put in place in the background. The interpreter does not exit before it is."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._error: BaseException | None = None
-        # Not a daemon: interpreter exit joins it, so that what was written is not lost.
-        self._thread = threading.Thread(target=self._run, name="weighlock-finish")
-        self._thread.start()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:
-            self._error = error
-            # Nobody may ever ask for the result.
-            logging.getLogger("weighlock").error("not in place: %s", error)  # noqa: TRY400
-
-    def done(self) -> bool:
-        """Whether the file is in place, or has failed to be."""
-        return not self._thread.is_alive()
-
-    def result(self, timeout_s: float | None = None) -> None:
-        """Wait until the file is in place; raise what went wrong if it is not going to be.
-
-        Raises:
-            TimeoutError: it is neither in place nor failed after so many seconds.
-        """
-        self._thread.join(timeout_s)
-        if not self.done():
-            raise TimeoutError(f"the file is not in place after {timeout_s} s")
-        if self._error is not None:
-            raise self._error
 
 
 class Writer(Lifetime):
@@ -123,6 +88,7 @@ class Writer(Lifetime):
         self._metadata = check_metadata(metadata)
         self._claimed: set[str] = set()
         self._written: set[str] = set()
+        self._parts: dict[str, tuple[int, int]] = {}
         self._broken = False
         self._torch = False
         self._progress = progress or (lambda _: None)
@@ -190,6 +156,29 @@ class Writer(Lifetime):
                 self.discard()
             raise
 
+    def write_part(self, spec: TensorSpec, start: int, data: memoryview) -> None:
+        """Write bytes of a tensor that comes in parts, from byte `start` of it on.
+
+        Parts come in any order and from any thread. The tensor is complete when as many bytes came
+        as it has: parts that overlap are the caller's fault.
+        """
+        with self._lock:
+            if spec.name not in self._parts:
+                self._parts[spec.name] = self._placed(spec), spec.nbytes
+            offset, _ = self._parts[spec.name]
+        try:
+            self._file.write(offset + start, data)
+        except BaseException:
+            self._broken = True
+            self.discard()
+            raise
+        with self._lock:
+            left = self._parts[spec.name][1] - len(data)
+            self._parts[spec.name] = offset, left
+            if not left:
+                self._written.add(spec.name)
+        self._progress(len(data))
+
     def finish(self) -> None:
         """Put the file in place.
 
@@ -232,16 +221,20 @@ class Writer(Lifetime):
     def _claim(self, ref: TensorRef) -> int:
         """The offset in the file for a tensor that is about to be written."""
         with self._lock:
-            if self._placement.sealed:
-                raise LayoutError(
-                    f"{self.path}: tensor {ref.name!r} came after the file was finished or given up"
-                )
-            if ref.name in self._claimed:
-                raise LayoutError(f"{self.path}: tensor {ref.name!r} was already written")
-            offset = self._placement.place(ref.spec)
-            self._claimed.add(ref.name)
+            offset = self._placed(ref.spec)
             self._torch = self._torch or isinstance(ref, TorchRef)
             return offset
+
+    def _placed(self, spec: TensorSpec) -> int:
+        if self._placement.sealed:
+            raise LayoutError(
+                f"{self.path}: tensor {spec.name!r} came after the file was finished or given up"
+            )
+        if spec.name in self._claimed:
+            raise LayoutError(f"{self.path}: tensor {spec.name!r} was already written")
+        offset = self._placement.place(spec)
+        self._claimed.add(spec.name)
+        return offset
 
     def _write_run(self, offset: int, run: list[TensorRef], output: "_Gathered") -> None:
         """Write tensors that follow each other, in the file and, if several, in their source."""

@@ -1,0 +1,108 @@
+"""`weighlock mean`: the weighted mean of models, holding a few blocks of them."""
+
+import os
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any
+
+import click
+
+import weighlock
+from weighlock.cli.shared import json_option, label, print_json, print_notes, transfer_bar
+from weighlock.cli.text import escaped, size
+from weighlock.errors import DiskError
+
+if TYPE_CHECKING:
+    from weighlock.combining.outcome import Report
+
+__all__ = ["command"]
+
+
+class _Weights(click.ParamType):  # type: ignore[type-arg]
+    name = "numbers"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> list[float]:
+        try:
+            return [float(number) for number in value.split(",")]
+        except ValueError:
+            self.fail(f"{value!r}: weights are numbers with commas between them", param, ctx)
+
+
+@click.command("mean")
+@click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="MODEL...")
+@click.option("-o", "--out", required=True, type=click.Path(), help="The file to write.")
+@click.option("--weights", type=_Weights(), metavar="N,N,…", help="One for each model: 3,1,1.")
+@click.option(
+    "--accumulate",
+    type=click.Choice(["f32", "f64"]),
+    help="Sum in float32 and leave it at that, or as if in float64, which is what happens anyway.",
+)
+@click.option(
+    "--integers",
+    type=click.Choice(["equal", "first", "max", "round"]),
+    default="equal",
+    show_default=True,
+    help="Which integers to take if models differ in them; 'equal' refuses.",
+)
+@click.option("--skip-missing", is_flag=True, help="Make a tensor of the models that have it.")
+@click.option("--exclude-lost", is_flag=True, help="Leave out models that cannot be read.")
+@click.option("--allow-nonfinite", is_flag=True, help="Let NaN and Inf through.")
+@click.option("--threads", default=0, help="How many work; one a core, four at the most, if 0.")
+@click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
+@click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@json_option
+def command(
+    sources: Sequence[str],
+    out: str,
+    weights: list[float] | None,
+    accumulate: str | None,
+    integers: str,
+    skip_missing: bool,
+    exclude_lost: bool,
+    allow_nonfinite: bool,
+    threads: int,
+    force: bool,
+    no_sync: bool,
+    as_json: bool,
+) -> None:
+    """Write the weighted mean of MODELs, files of any format or URLs, as safetensors."""
+    if os.path.lexists(out) and not force:
+        raise DiskError(f"{out}: exists; --force replaces it")
+    reports: list[Report] = []
+    with transfer_bar(f"mean of {len(sources)} → {out}") as progress:
+        catalog = weighlock.mean(
+            sources,
+            weights,
+            out,
+            accumulate,
+            integers=integers,  # type: ignore[arg-type]
+            missing="skip" if skip_missing else "error",
+            finite=not allow_nonfinite,
+            on_lost="exclude" if exclude_lost else "error",
+            threads=threads,
+            durable=not no_sync,
+            progress=progress,
+            report=reports.append,
+        )
+    with catalog:
+        (report,) = reports
+        if as_json:
+            print_json(
+                {
+                    "target": out,
+                    "sources": [label(source) for source in sources],
+                    "tensors": report.tensors,
+                    "bytes": report.nbytes,
+                    "read_bytes": report.read_bytes,
+                    "weights": dict(report.weights),
+                    "skipped": {name: list(who) for name, who in report.skipped.items()},
+                    "excluded": dict(report.excluded),
+                }
+            )
+            return
+        print_notes(catalog)
+        click.echo(
+            f"{escaped(out)}: {report.tensors:,} tensors, {size(report.nbytes)}, "
+            f"the mean of {len(report.weights)}"
+        )

@@ -1,0 +1,193 @@
+"""One call that combines contributors: opened, aligned, made, and told about. Does; plans nothing.
+
+What differs between a mean and a median is how the rows of a tensor become a part; that is given.
+"""
+
+import os
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from typing import Literal, TypeAlias, TypedDict
+
+from weighlock.abort import Abort
+from weighlock.combining.contributors import (
+    Combinable,
+    Contributor,
+    Missing,
+    Opening,
+    Shared,
+    agreed_metadata,
+    aligned,
+    in_file_order,
+    is_loss,
+)
+from weighlock.combining.engine import Lost, Setting, combine_blocks
+from weighlock.combining.outcome import Out, Report, target_for
+from weighlock.combining.plan import Part
+from weighlock.disk.spool import Spool
+from weighlock.errors import CombineError, WeighlockError
+from weighlock.limits import Limits
+from weighlock.sources.access import Access
+from weighlock.tensors.catalog import Catalog
+
+__all__ = ["Combination", "Given", "OnLost", "Options"]
+
+OnLost: TypeAlias = Literal["error", "exclude"]
+
+Given: TypeAlias = list[tuple[str, Combinable, float]]
+"""Label, contributor and weight of each."""
+
+PartOf: TypeAlias = Callable[[Shared, Sequence[Contributor]], "Part | None"]
+"""How a tensor is made; None leaves it out."""
+
+
+class Options(TypedDict, total=False):
+    """What every call that combines models may be told; see `mean` for what each means."""
+
+    missing: Missing
+    on_lost: OnLost
+    metadata: Mapping[str, str] | None
+    durable: bool
+    threads: int
+    access: Access | None
+    verify: bool
+    abort: Abort | None
+    progress: Callable[[int, int], None] | None
+    report: Callable[[Report], None] | None
+    limits: Limits | None
+
+
+@dataclass(frozen=True, slots=True)
+class Combination:
+    """How a call was asked to combine; `of` does it."""
+
+    out: Out = None
+    missing: Missing = "error"
+    on_lost: OnLost = "error"
+    same_dtype: bool = True
+    threads: int = 0
+    durable: bool = True
+    metadata: Mapping[str, str] | None = None
+    opening: Opening = field(default_factory=Opening)
+    abort: Abort | None = None
+    progress: Callable[[int, int], None] | None = None
+    report: Callable[[Report], None] | None = None
+    limits: Limits = field(default_factory=Limits)
+
+    @classmethod
+    def asked(cls, out: Out, options: Options, *, same_dtype: bool = True) -> "Combination":
+        """From what a call was given."""
+        limits = options.get("limits") or Limits()
+        return cls(
+            out=out,
+            missing=options.get("missing", "error"),
+            on_lost=options.get("on_lost", "error"),
+            same_dtype=same_dtype,
+            threads=options.get("threads", 0),
+            durable=options.get("durable", True),
+            metadata=options.get("metadata"),
+            opening=Opening(options.get("access"), options.get("verify", True), limits),
+            abort=options.get("abort"),
+            progress=options.get("progress"),
+            report=options.get("report"),
+            limits=limits,
+        )
+
+    def of(self, given: Given, part_of: PartOf) -> Catalog:
+        """The result. On any exception the destination is untouched and nothing lies beside it.
+
+        A contributor that is lost either ends this, or is left out as if it had never been given:
+        what was made with it is thrown away, and all begins anew.
+        """
+        excluded: dict[str, str] = {}
+        while True:
+            try:
+                return self._once(given, part_of, excluded)
+            except Lost as lost:
+                if self.on_lost == "error":
+                    raise lost.error from lost.error.__cause__
+                label = given[lost.owner][0]
+                excluded[label] = str(lost.error)
+                given = [entry for entry in given if entry[0] != label]
+                if not any(weight for *_, weight in given):
+                    raise CombineError(
+                        f"every contributor was lost; the last one: {lost.error}", contributor=label
+                    ) from lost.error
+
+    def _once(self, given: Given, part_of: PartOf, excluded: Mapping[str, str]) -> Catalog:
+        with ExitStack() as closing:
+            contributors = [
+                Contributor(label, self._opened(number, value, label, closing), weight)
+                for number, (label, value, weight) in enumerate(given)
+            ]
+            tensors = aligned(contributors, self.missing, same_dtype=self.same_dtype)
+            made = {s.name: part_of(s, contributors) for s in in_file_order(tensors)}
+            parts = [part for part in made.values() if part is not None]
+            metadata = self.metadata
+            if metadata is None:
+                metadata = agreed_metadata(c.catalog for c in contributors)
+            target = target_for(
+                self.out,
+                parts,
+                order=[shared.name for shared in tensors if made[shared.name] is not None],
+                metadata=metadata,
+                durable=self.durable,
+                limits=self.limits,
+            )
+            try:
+                combine_blocks(parts, target, self._setting(contributors))
+                catalog = target.finish()
+            except BaseException:
+                target.discard()
+                raise
+        report = _report(parts, tensors, contributors, excluded)
+        if self.report is not None:
+            self.report(report)
+        for note in report.notes():
+            catalog = catalog.noted(note)
+        return catalog
+
+    def _opened(self, number: int, value: Combinable, label: str, closing: ExitStack) -> Catalog:
+        try:
+            return self.opening.open(value, label, closing)
+        except WeighlockError as error:
+            if is_loss(error):
+                raise Lost(number, error) from error
+            raise
+
+    def _setting(self, contributors: Sequence[Contributor]) -> Setting:
+        return Setting(
+            labels=tuple(contributor.label for contributor in contributors),
+            threads=self.threads,
+            directory=_directory(self.out),
+            abort=self.abort or Abort(),
+            progress=self.progress,
+        )
+
+
+def _directory(out: Out) -> str | None:
+    """Where there is room for a result there is room for what it takes to make it."""
+    if isinstance(out, Spool):
+        return out.path
+    return None if out is None else os.path.dirname(os.path.abspath(out))
+
+
+def _report(
+    parts: Sequence[Part],
+    tensors: Sequence[Shared],
+    contributors: Sequence[Contributor],
+    excluded: Mapping[str, str],
+) -> Report:
+    total = sum(contributor.weight for contributor in contributors)
+    return Report(
+        tensors=len(parts),
+        nbytes=sum(part.spec.nbytes for part in parts),
+        read_bytes=sum(part.read_bytes for part in parts),
+        weights={c.label: c.weight / total for c in contributors},
+        skipped={
+            shared.name: tuple(contributors[number].label for number in shared.lacking)
+            for shared in tensors
+            if shared.lacking
+        },
+        excluded=dict(excluded),
+    )

@@ -1,0 +1,222 @@
+"""Who is combined: opened, named, weighed, and compared by what they say they hold.
+
+Knows catalogs, paths and URLs; reads headers only.
+"""
+
+import math
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from typing import Literal, TypeAlias
+
+from weighlock.errors import (
+    Aborted,
+    CombineError,
+    ProtocolError,
+    SourceError,
+    TransferError,
+    WeighlockError,
+)
+from weighlock.formats.detect import open_catalog
+from weighlock.formats.save import own_metadata, source_positions
+from weighlock.limits import Limits
+from weighlock.sources.access import Access, shown
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import as_ref
+from weighlock.tensors.ref import TensorRef
+
+__all__ = [
+    "Combinable",
+    "Contributor",
+    "Missing",
+    "Opening",
+    "Shared",
+    "agreed_metadata",
+    "aligned",
+    "checked_weight",
+    "in_file_order",
+    "weighed",
+]
+
+Combinable: TypeAlias = "Mapping[str, object] | str | os.PathLike[str]"
+"""A catalog, a state dict, a path or a URL."""
+
+Missing: TypeAlias = Literal["error", "skip"]
+
+
+@dataclass(frozen=True, slots=True)
+class Contributor:
+    """One of those that are combined."""
+
+    label: str
+    """What to call it in errors and reports."""
+    catalog: Catalog
+    weight: float
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """How contributors are opened."""
+
+    access: Access | None = None
+    verify: bool = True
+    limits: Limits | None = None
+
+    def open(self, given: Combinable, label: str, closing: ExitStack) -> Catalog:
+        """The catalog of one; what is opened for it is closed with the stack.
+
+        Raises:
+            WeighlockError: it cannot be opened. The message begins with its label.
+        """
+        if isinstance(given, Catalog):
+            return given
+        if isinstance(given, Mapping):
+            return Catalog({name: as_ref(name, value) for name, value in given.items()})
+        try:
+            opened = open_catalog(given, self.limits, access=self.access, verify=self.verify)
+        except WeighlockError as error:
+            error.args = (f"{label}: {error}", *error.args[1:])
+            raise
+        return closing.enter_context(opened)
+
+
+def weighed(
+    given: "Mapping[str, Combinable] | Sequence[Combinable]",
+    weights: "Sequence[float] | Mapping[str, float] | None",
+) -> list[tuple[str, Combinable, float]]:
+    """Label, contributor and weight of each; nothing is opened.
+
+    Raises:
+        CombineError: there is nobody, or a weight is missing, negative or no number.
+    """
+    if isinstance(given, (Catalog, str, os.PathLike)):
+        raise CombineError("pass a list of models, or a mapping of names to models, not one model")
+    if isinstance(given, Mapping):
+        pairs = [(str(name), value) for name, value in given.items()]
+    else:
+        pairs = [(_label(n, len(given), value), value) for n, value in enumerate(given)]
+    if not pairs:
+        raise CombineError("there is nothing to combine: no contributor was given")
+    if isinstance(weights, Mapping):
+        names = list(given) if isinstance(given, Mapping) else []
+        strangers = [name for name in weights if name not in names]
+        if strangers:
+            raise CombineError(f"there is a weight for {strangers[0]!r}, who does not contribute")
+        listed = [weights.get(name) for name in names]
+    else:
+        listed = [1.0] * len(pairs) if weights is None else list(weights)
+    if len(listed) != len(pairs):
+        raise CombineError(f"there are {len(pairs)} contributors and {len(listed)} weights")
+    checked = [
+        (label, value, checked_weight(weight, label))
+        for (label, value), weight in zip(pairs, listed, strict=True)
+    ]
+    total = math.fsum(weight for *_, weight in checked)
+    if not 0 < total < math.inf:
+        raise CombineError(f"the weights add up to {total:g}: there is no mean")
+    return checked
+
+
+def checked_weight(weight: object, label: str) -> float:
+    """The weight, if it is a number from 0 on.
+
+    Raises:
+        CombineError: it is not.
+    """
+    try:
+        value = float(weight)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        value = math.nan
+    if not 0 <= value < math.inf:
+        raise CombineError(
+            f"{label}: has the weight {weight!r}; a weight is a number from 0 on",
+            contributor=label,
+        )
+    return value
+
+
+def _label(number: int, count: int, value: Combinable) -> str:
+    place = f"contributor {number + 1} of {count}"
+    if isinstance(value, str) and value.lower().startswith(("http://", "https://")):
+        return f"{place} ({shown(value)})"
+    return f"{place} ({os.fspath(value)})" if isinstance(value, (str, os.PathLike)) else place
+
+
+def is_loss(error: BaseException) -> bool:
+    """Whether an error means that a contributor cannot be read, rather than that it is wrong."""
+    losses = (SourceError, TransferError, ProtocolError)
+    return isinstance(error, losses) and not isinstance(error, Aborted)
+
+
+@dataclass(frozen=True, slots=True)
+class Shared:
+    """A tensor, and those who have it."""
+
+    name: str
+    refs: tuple[TensorRef, ...]
+    owners: tuple[int, ...]
+    """The number of each contributor that has a ref here."""
+    lacking: tuple[int, ...] = ()
+
+    def only(self, keep: Callable[[int], bool]) -> "Shared":
+        """The same without some owners."""
+        kept = [
+            (ref, owner) for ref, owner in zip(self.refs, self.owners, strict=True) if keep(owner)
+        ]
+        return replace(
+            self, refs=tuple(ref for ref, _ in kept), owners=tuple(owner for _, owner in kept)
+        )
+
+
+def aligned(
+    contributors: Sequence[Contributor], missing: Missing, *, same_dtype: bool = True
+) -> list[Shared]:
+    """Every tensor with those who have it, in the order of the first contributor.
+
+    Raises:
+        CombineError: one has another shape or dtype, or lacks a tensor and none may.
+    """
+    names = list(dict.fromkeys(name for c in contributors for name in c.catalog))
+    return [_shared(name, contributors, missing, same_dtype) for name in names]
+
+
+def _shared(
+    name: str, contributors: Sequence[Contributor], missing: Missing, same_dtype: bool
+) -> Shared:
+    owners = tuple(n for n, c in enumerate(contributors) if name in c.catalog)
+    lacking = tuple(n for n in range(len(contributors)) if n not in set(owners))
+    first = contributors[owners[0]]
+    if lacking and missing == "error":
+        label = contributors[lacking[0]].label
+        raise CombineError(
+            f"{label}: lacks tensor {name!r}, which {first.label} has; "
+            'missing="skip" combines those who have it',
+            contributor=label,
+            tensor=name,
+        )
+    refs = tuple(contributors[owner].catalog[name] for owner in owners)
+    for owner, ref in zip(owners, refs, strict=True):
+        if ref.shape != refs[0].shape or (same_dtype and ref.dtype != refs[0].dtype):
+            label = contributors[owner].label
+            raise CombineError(
+                f"{label}: tensor {name!r} is {ref.dtype} {list(ref.shape)}, but "
+                f"{refs[0].dtype} {list(refs[0].shape)} in {first.label}",
+                contributor=label,
+                tensor=name,
+            )
+    return Shared(name, refs, owners, lacking)
+
+
+def agreed_metadata(catalogs: Iterable[Catalog]) -> dict[str, str]:
+    """What all of them say about themselves."""
+    said = [own_metadata(catalog) for catalog in catalogs]
+    return {key: text for key, text in said[0].items() if all(o.get(key) == text for o in said[1:])}
+
+
+def in_file_order(tensors: Sequence[Shared]) -> list[Shared]:
+    """The tensors as they lie in the file of whoever comes first, so that it is read straight."""
+    positions = source_positions([shared.refs[0] for shared in tensors])
+    if not positions:
+        return list(tensors)
+    return sorted(tensors, key=lambda shared: positions[shared.name])

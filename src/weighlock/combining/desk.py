@@ -1,0 +1,76 @@
+"""What the arithmetic of blocks has in common: buffers used again, and a way to refuse numbers."""
+
+import math
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from weighlock.tensors.arrays import Array
+
+__all__ = ["SPARE_BYTES", "Combine", "Desk", "Fault"]
+
+_MOST_VIEWS = 256
+
+SPARE_BYTES = 64
+"""Room behind each row and behind the output, for work on whole words."""
+
+
+@dataclass(slots=True)
+class Desk:
+    """Buffers of one thread, made when first asked for and used for every block after."""
+
+    _buffers: dict[str, Array] = field(default_factory=dict)
+    _views: dict[tuple[object, ...], Array] = field(default_factory=dict)
+
+    def array(self, name: str, shape: tuple[int, ...], dtype: type) -> Array:
+        """An uninitialised array; the same memory each time for the same name."""
+        key = name, shape, dtype
+        view = self._views.get(key)
+        return self._made(key, name, shape, dtype) if view is None else view
+
+    def _made(
+        self, key: tuple[object, ...], name: str, shape: tuple[int, ...], dtype: type
+    ) -> Array:
+        nbytes = math.prod(shape) * np.dtype(dtype).itemsize
+        buffer = self._buffers.get(name)
+        if buffer is None or buffer.nbytes < nbytes or len(self._views) > _MOST_VIEWS:
+            self._views.clear()  # they may be of what is let go of now
+            if buffer is None or buffer.nbytes < nbytes:
+                buffer = self._buffers[name] = np.empty(nbytes, np.uint8)
+        view: Array
+        view = self._views[key] = buffer[:nbytes].view(dtype).reshape(shape)
+        return view
+
+
+class Fault(Exception):
+    """What a block's arithmetic refuses; who calls it knows the names.
+
+    Args:
+        what: goes after the name of the tensor: "holds NaN".
+        row: the contribution whose fault it is, counted among those of this tensor.
+        unit: where in the block.
+    """
+
+    def __init__(self, what: str, *, row: int | None = None, unit: int = 0) -> None:
+        super().__init__(what)
+        self.what = what
+        self.row = row
+        self.unit = unit
+
+
+class Combine(Protocol):
+    """What is done with one block of a tensor."""
+
+    def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        """Fill `out` from the rows.
+
+        Args:
+            rows: bytes, one row for each contribution, with `SPARE_BYTES` of room behind.
+            units: how many units of the tensor they hold; may not exceed what fits.
+            out: bytes for as many units of the result, with room behind.
+            desk: buffers.
+
+        Raises:
+            Fault: the numbers are refused.
+        """

@@ -1,0 +1,244 @@
+"""Combines blocks: reads rows, has them worked on, hands over the result. Knows threads.
+
+What is planned is `plan`'s, what is done with a block its `Combine`'s. Each thread reads and works
+on a block of its own; rows from servers are read ahead, all of a block at once. Results do not
+depend on who was faster: a block is made of the same rows in the same order.
+"""
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import numpy as np
+
+from weighlock.abort import Abort
+from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
+from weighlock.combining.plan import Block, Part, plan_blocks, row_bytes
+from weighlock.combining.rounding import numbers_per_unit, unit_bytes
+from weighlock.combining.rows import Rows, is_remote
+from weighlock.errors import (
+    Aborted,
+    CombineError,
+    FormatError,
+    ProtocolError,
+    SourceError,
+    TransferError,
+    WeighlockError,
+)
+from weighlock.tensors.arrays import Array, byte_view
+from weighlock.tensors.spec import TensorSpec
+
+__all__ = ["Lost", "Setting", "Sink", "combine_blocks"]
+
+_AHEAD = 2
+"""Blocks that are read while others are worked on, where rows come from servers."""
+
+_READERS = 32
+"""Requests under way at once, at the most."""
+
+
+_MOST_THREADS = 4
+
+
+class Sink(Protocol):
+    """Where the result goes."""
+
+    def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
+        """Take bytes of a tensor, in any order and from any thread."""
+
+
+class Lost(Exception):
+    """A contributor could not be read; `error` says why, and names it."""
+
+    def __init__(self, owner: int, error: WeighlockError) -> None:
+        super().__init__(str(error))
+        self.owner = owner
+        self.error = error
+
+
+@dataclass(frozen=True, slots=True)
+class Setting:
+    """What all blocks of one call have in common."""
+
+    labels: tuple[str, ...]
+    """What to call the contributors in errors."""
+    threads: int = 0
+    """How many work; 0 for one a core, four at the most."""
+    directory: str | None = None
+    """Where rows that must be gathered are laid down."""
+    abort: Abort = field(default_factory=Abort)
+    progress: Callable[[int, int], None] | None = None
+    """Called with bytes read and bytes to read."""
+
+
+def combine_blocks(parts: Sequence[Part], sink: Sink, setting: Setting) -> None:
+    """Make every part.
+
+    Raises:
+        Lost: a contributor could not be read.
+        CombineError: the numbers are refused.
+        Aborted: somebody said stop.
+    """
+    _Run(parts, sink, setting).run()
+
+
+@dataclass(slots=True)
+class _Taken:
+    """A block that somebody works on, or will."""
+
+    block: Block
+    rows: Rows
+    buffer: Array
+    coming: dict[int, "Future[None]"]
+    """Rows that are being read by others."""
+
+
+class _Run:
+    def __init__(self, parts: Sequence[Part], sink: Sink, setting: Setting) -> None:
+        self._parts = parts
+        self._sink = sink
+        self._setting = setting
+        self._threads = setting.threads or min(_MOST_THREADS, _cores())
+        self._remote = any(is_remote(ref) for part in parts for ref in part.refs)
+        most = max((len(part.refs) for part in parts), default=1)
+        self._ahead = _AHEAD if self._remote else 0
+        length = row_bytes(most, under_way=self._threads + self._ahead, is_remote=self._remote)
+        self._shape = most, length + SPARE_BYTES
+        self._blocks = plan_blocks(parts, length)
+        self._waiting: deque[_Taken] = deque()
+        self._free: list[Array] = []
+        self._open: dict[int, Rows] = {}
+        self._lock = threading.Lock()
+        self._failure: BaseException | None = None
+        self._pool: ThreadPoolExecutor | None = None
+        self._total = sum(part.read_bytes for part in parts)
+        self._done = 0
+
+    def run(self) -> None:
+        if self._remote:
+            readers = min(_READERS, self._shape[0] * _AHEAD)
+            self._pool = ThreadPoolExecutor(readers, thread_name_prefix="weighlock-ahead")
+        helpers = [
+            threading.Thread(target=self._work, name="weighlock-combine")
+            for _ in range(self._threads - 1)
+        ]
+        try:
+            for helper in helpers:
+                helper.start()
+            self._work()
+        except BaseException as error:  # Ctrl-C: the others stop after their block
+            self._failure = self._failure or error
+        finally:
+            for helper in helpers:
+                if helper.ident is not None:
+                    helper.join()
+            if self._pool is not None:
+                self._pool.shutdown(cancel_futures=True)
+            for rows in self._open.values():
+                rows.close()
+        if self._failure is not None:
+            raise self._failure
+
+    def _work(self) -> None:
+        desk = Desk()
+        try:
+            while self._failure is None:
+                taken = self._take()
+                if taken is None:
+                    return
+                self._finish(taken, desk)
+        except BaseException as error:
+            with self._lock:
+                self._failure = self._failure or error
+
+    def _take(self) -> _Taken | None:
+        self._setting.abort.check()
+        with self._lock:
+            while len(self._waiting) <= self._ahead:
+                block = next(self._blocks, None)
+                if block is None:
+                    break
+                self._waiting.append(self._begin(block))
+            return self._waiting.popleft() if self._waiting else None
+
+    def _begin(self, block: Block) -> _Taken:
+        """Have a block's rows read, those that somebody else can read."""
+        part = self._parts[block.part]
+        if block.is_first:
+            self._open[block.part] = Rows(part, self._setting.directory)
+        rows = self._open[block.part]
+        buffer = self._free.pop() if self._free else np.empty(self._shape, np.uint8)
+        taken = _Taken(block, rows, buffer, {})
+        for row, ref in enumerate(part.refs):
+            if block.is_first:
+                self._naming(part, row, lambda row=row: rows.prepare(row))  # type: ignore[misc]
+            if self._pool is not None and is_remote(ref):
+                taken.coming[row] = self._pool.submit(self._read, taken, row)
+        return taken
+
+    def _read(self, taken: _Taken, row: int) -> None:
+        part, block = taken.rows.part, taken.block
+        width = unit_bytes(part.refs[row].dtype)
+        view = byte_view(taken.buffer[row])[: block.units * width]
+        self._naming(part, row, lambda: taken.rows.read_into(row, block.first * width, view))
+
+    def _naming(self, part: Part, row: int, read: Callable[[], None]) -> None:
+        """Read something, and say whose it was if it cannot be had."""
+        try:
+            read()
+        except Aborted:
+            raise
+        except (FormatError, SourceError, TransferError, ProtocolError) as error:
+            label = self._setting.labels[part.owners[row]]
+            error.args = (f"{label}: tensor {part.spec.name!r}: {error}", *error.args[1:])
+            if isinstance(error, FormatError):
+                raise
+            raise Lost(part.owners[row], error) from error
+
+    def _finish(self, taken: _Taken, desk: Desk) -> None:
+        part, block = taken.rows.part, taken.block
+        for row in range(len(part.refs)):
+            if row in taken.coming:
+                taken.coming[row].result()
+            else:
+                self._read(taken, row)
+        width = unit_bytes(part.spec.dtype)
+        out = desk.array("out", (block.units * width + SPARE_BYTES,), np.uint8)
+        try:
+            part.how.combine(taken.buffer[: len(part.refs)], block.units, out, desk)
+        except Fault as fault:
+            raise self._refused(part, block, fault) from fault
+        data = byte_view(out)[: block.units * width]
+        self._sink.put(part.spec, block.first * width, data)
+        with self._lock:
+            self._free.append(taken.buffer)
+            self._done += sum(block.units * unit_bytes(ref.dtype) for ref in part.refs)
+            done = self._done
+            taken.rows.left -= block.units
+            if not taken.rows.left:
+                self._open.pop(block.part).close()
+        if self._setting.progress is not None:
+            self._setting.progress(done, self._total)
+
+    def _refused(self, part: Part, block: Block, fault: Fault) -> CombineError:
+        element = (block.first + fault.unit) * numbers_per_unit(part.spec.dtype)
+        if part.spec.dtype.is_complex:
+            element //= 2
+        label = None if fault.row is None else self._setting.labels[part.owners[fault.row]]
+        whose = f"{label}: " if label else ""
+        return CombineError(
+            f"{whose}tensor {part.spec.name!r} {fault.what} (element {element:,} of "
+            f"{part.spec.size:,})",
+            contributor=label,
+            tensor=part.spec.name,
+        )
+
+
+def _cores() -> int:
+    if hasattr(os, "sched_getaffinity"):  # not on macOS
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1

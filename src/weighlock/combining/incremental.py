@@ -1,0 +1,252 @@
+"""A mean of contributions that come over time: its accumulator lies on disk.
+
+The accumulator is a safetensors file of the mean so far, in float32 or float64, with a ledger in
+its metadata. Adding writes the next one beside it and puts that in its place by one rename. So,
+whenever the process dies, a contribution is in it entirely, ledger and all, or not at all.
+"""
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import replace
+from typing import TYPE_CHECKING, Unpack
+
+from weighlock.combining.combination import Combination, Given, Options
+from weighlock.combining.contributors import (
+    Combinable,
+    Contributor,
+    Opening,
+    Shared,
+    agreed_metadata,
+    checked_weight,
+)
+from weighlock.combining.integers import Agreed, IntegerPolicy
+from weighlock.combining.ledger import LEDGER_KEY, Ledger
+from weighlock.combining.mean import is_single
+from weighlock.combining.outcome import Out, Report
+from weighlock.combining.plan import Part
+from weighlock.combining.rounding import is_averaged, unit_dtype
+from weighlock.combining.rows import is_near
+from weighlock.combining.sums import WeightedSum
+from weighlock.disk.removal import remove
+from weighlock.disk.scratch import Scratch
+from weighlock.disk.spool import Spool
+from weighlock.errors import CombineError, LocalProtocolError
+from weighlock.formats.detect import open_catalog
+from weighlock.lifetimes import Lifetime
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.spec import TensorSpec
+from weighlock.tensors.stored import StoredRef
+
+if TYPE_CHECKING:
+    from weighlock.combining.desk import Combine
+    from weighlock.tensors.dtypes import DTypeLike
+
+__all__ = ["Mean"]
+
+_FILE_NAME = "accumulator.safetensors"
+_ACCUMULATOR = "what was added before"
+
+
+class Mean(Lifetime):
+    """The weighted mean of contributions that come one by one, from any thread.
+
+    Args:
+        directory: where the accumulator lies; made if it is not there. What a process that died
+            left in it is taken up: `weights` tells who is in. In a spool it goes with that.
+        accumulate: "f32" or "f64", the precision of the mean so far. If not given, float32 for
+            results of 16 bits and less, float64 for others.
+        integers: as for `mean`.
+        finite: refuse NaN and infinity.
+        **options: as `mean` takes them.
+
+    Memory does not grow with the model or with what is added. The accumulator takes the disk space
+    of the model in its precision, and as much again while something is added. One process at a time
+    may use a directory.
+    """
+
+    def __init__(
+        self,
+        directory: "str | os.PathLike[str] | Spool",
+        accumulate: "DTypeLike | None" = None,
+        *,
+        integers: IntegerPolicy = "equal",
+        finite: bool = True,
+        **options: Unpack[Options],
+    ) -> None:
+        self._double = accumulate is not None and not is_single(accumulate)
+        self._single = is_single(accumulate)
+        self._integers = integers
+        self._finite = finite
+        self._options = options
+        self._lock = threading.Lock()
+        self._closed = False
+        place = directory.path if isinstance(directory, Spool) else directory
+        self._directory = os.path.abspath(os.fspath(place))
+        os.makedirs(self._directory, exist_ok=True)
+        self._path = os.path.join(self._directory, _FILE_NAME)
+        self._ledger = Ledger()
+        if os.path.lexists(self._path):
+            with open_catalog(self._path) as found:
+                self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
+
+    def _leave(self, error: BaseException | None) -> None:
+        if error is None:
+            self.close()
+
+    def __len__(self) -> int:
+        return len(self._ledger.weights)
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """Who was added so far, in order, and with what weight."""
+        return dict(self._ledger.weights)
+
+    def add(self, catalog: Combinable, weight: float = 1.0, name: str | None = None) -> None:
+        """Count a contribution. It counts entirely or, on any exception, not at all.
+
+        What has to come over the network is brought here first, while others may be counted.
+
+        Args:
+            catalog: a catalog, state dict, path or URL.
+            weight: more than 0.
+            name: whose it is. Nobody is counted twice.
+
+        Raises:
+            CombineError: shapes, dtypes, names, numbers or the weight are refused.
+            SourceError, TransferError: it could not be read.
+            DiskError: the accumulator could not be written; it is as it was.
+        """
+        label = name or f"contribution {len(self) + 1}"
+        if not checked_weight(weight, label):
+            raise CombineError(f"{label}: has the weight 0", contributor=label)
+        access, verify = self._options.get("access"), self._options.get("verify", True)
+        opening = Opening(access, verify, self._options.get("limits"))
+        with ExitStack() as closing:
+            landed = self._landed(opening.open(catalog, label, closing), closing)
+            with self._lock:
+                self._check_open()
+                if name is None:
+                    label = f"contribution {len(self) + 1}"
+                self._count(label, landed, float(weight), closing)
+
+    def finish(self, out: Out = None, **options: Unpack[Options]) -> Catalog:
+        """The mean of all that was added; the accumulator stays until `close`.
+
+        Args:
+            out: the file to write, or a spool; the result is in memory if not given.
+            **options: as given to the constructor, where they shall be others.
+
+        Raises:
+            CombineError: nothing was added.
+            DiskError: the result could not be written.
+        """
+        with self._lock, ExitStack() as closing:
+            self._check_open()
+            ledger = self._ledger
+            if not ledger.weights:
+                raise CombineError("there is nothing to combine: nobody was added")
+            before = closing.enter_context(open_catalog(self._path))
+
+            def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
+                (ref,), dtype = shared.refs, ledger.dtypes[shared.name]
+                how: Combine = Agreed(dtype, (1.0,))
+                if ref.dtype is not dtype or is_averaged(dtype):
+                    how = WeightedSum((ref.dtype,), (1.0,), dtype, finite=False)
+                return Part(TensorSpec(shared.name, dtype, ref.shape), shared.refs, (0,), how)
+
+            asked: Options = {"metadata": ledger.metadata, **self._options, **options}
+            tell = asked.pop("report", None)
+            reports: list[Report] = []
+            given: Given = [(_ACCUMULATOR, before, 1.0)]
+            asked["report"] = reports.append
+            result = Combination.asked(out, asked).of(given, part_of)
+        report = replace(reports[0], weights=ledger.shares(), skipped=ledger.lacking)
+        if tell is not None:
+            tell(report)
+        for note in report.notes():
+            result = result.noted(note)
+        return result
+
+    def close(self) -> None:
+        """Remove the accumulator. Idempotent."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                remove(self._path)
+
+    def _check_open(self) -> None:
+        if self._closed:
+            raise LocalProtocolError(f"{self._directory}: its mean was closed")
+
+    def _landed(self, catalog: Catalog, closing: ExitStack) -> Catalog:
+        """The catalog with everything of it on this machine, ready to be read."""
+        refs = dict(catalog)
+        if all(map(is_near, refs.values())):
+            return catalog
+        scratch = Scratch(self._directory)
+        closing.callback(scratch.close)
+        for name, ref in refs.items():
+            if not is_near(ref):
+                span = scratch.append(ref.pieces(), ref.nbytes)
+                refs[name] = StoredRef(ref.spec, scratch, span)
+        return Catalog(refs, catalog.metadata)
+
+    def _count(self, label: str, landed: Catalog, weight: float, closing: ExitStack) -> None:
+        given: Given = [(label, landed, weight)]
+        if os.path.lexists(self._path):
+            before = closing.enter_context(open_catalog(self._path))
+            # The file knows best: whoever was interrupted after the rename may not have noted it.
+            self._ledger = Ledger.of(before.metadata.get(LEDGER_KEY), self._path)
+            given.insert(0, (_ACCUMULATOR, before, 1.0))
+        dtypes = {name: ref.dtype for name, ref in landed.items()}
+        self._check_dtypes(label, dtypes)
+        ledger = self._ledger
+        after = ledger.counting(label, weight, dtypes, agreed_metadata([landed]))
+
+        def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
+            return self._part(shared, contributors, ledger, after)
+
+        options: Options = {**self._options, "metadata": {LEDGER_KEY: after.text()}}
+        options["on_lost"] = "error"  # without it there would be nothing to count
+        options["report"] = None
+        Combination.asked(self._path, options, same_dtype=False).of(given, part_of).close()
+        self._ledger = after
+
+    def _check_dtypes(self, label: str, dtypes: Mapping[str, DType]) -> None:
+        for name, dtype in dtypes.items():
+            known = self._ledger.dtypes.get(name, dtype)
+            if dtype is not known or dtype is DType.F4:
+                others = f"but {known} before" if dtype is not known else "which is not accumulated"
+                raise CombineError(
+                    f"{label}: tensor {name!r} is {dtype}, {others}", contributor=label, tensor=name
+                )
+
+    def _part(
+        self, shared: Shared, contributors: Sequence[Contributor], before: Ledger, after: Ledger
+    ) -> Part:
+        dtype = after.dtypes[shared.name]
+        kept = self._kept_dtype(dtype)
+        total = after.weight_of(shared.name)
+        shares = tuple(
+            (before.weight_of(shared.name) if label == _ACCUMULATOR else after.weights[label])
+            / total
+            for label in (contributors[owner].label for owner in shared.owners)
+        )
+        dtypes = tuple(ref.dtype for ref in shared.refs)
+        how: Combine = Agreed(dtype, shares, self._integers)
+        if kept is not dtype or is_averaged(dtype):
+            how = WeightedSum(dtypes, shares, kept, finite=self._finite)
+        spec = TensorSpec(shared.name, kept, shared.refs[0].shape)
+        return Part(spec, shared.refs, shared.owners, how)
+
+    def _kept_dtype(self, dtype: DType) -> DType:
+        """In what the mean so far of such a tensor is kept."""
+        if dtype.is_complex:
+            return dtype
+        if not is_averaged(dtype) and (self._integers != "round" or dtype.is_packed):
+            return dtype
+        is_short = is_averaged(dtype) and unit_dtype(dtype).bits <= 16
+        return DType.F32 if self._single or (is_short and not self._double) else DType.F64

@@ -1,0 +1,114 @@
+"""Integers and bools of a block: kept where all agree, else as one was told. Pure arithmetic."""
+
+from dataclasses import dataclass
+from typing import Literal, TypeAlias
+
+import numpy as np
+
+from weighlock.combining.desk import Desk, Fault
+from weighlock.combining.rounding import unit_bytes, unit_dtype
+from weighlock.tensors.arrays import Array
+from weighlock.tensors.dtypes import DType
+
+__all__ = ["Agreed", "IntegerPolicy", "IntegerSum", "rounded_to"]
+
+IntegerPolicy: TypeAlias = Literal["equal", "first", "max", "round"]
+
+_OVERFLOWED = 2.0**60
+"""64-bit results that went around differ from their estimate by 2**64; rounding explains less."""
+
+
+@dataclass(frozen=True, slots=True)
+class Agreed:
+    """Rows that should be equal. Which of them it is if they are not, `policy` says.
+
+    `equal` refuses, `first` takes the first, `max` the largest of each element (any, for bools),
+    `round` the weighted mean to the nearest integer.
+    """
+
+    dtype: DType
+    weights: tuple[float, ...]
+    policy: IntegerPolicy = "equal"
+
+    def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        nbytes = units * unit_bytes(self.dtype)
+        found = rows[:, :nbytes]
+        out[:nbytes] = found[0]
+        if self.policy == "first":
+            return
+        others = [row for row in range(1, len(found)) if (found[row] != found[0]).any()]
+        if not others:
+            return
+        values = found.view(unit_dtype(self.dtype).numpy)
+        if self.dtype.is_packed or self.policy == "equal":
+            unit = int(np.flatnonzero(values[others[0]] != values[0])[0])
+            told = "" if self.dtype.is_packed else '; pass integers="first", "max" or "round"'
+            raise Fault(
+                f"is {values[others[0], unit]} where others have {values[0, unit]}{told}",
+                row=others[0],
+                unit=unit,
+            )
+        target = out[:nbytes].view(values.dtype)
+        if self.policy == "max":
+            np.max(values, axis=0, out=target)
+        else:
+            target[...] = self._rounded(values)
+
+    def _rounded(self, values: Array) -> Array:
+        """The first plus the mean of what the others differ by: exact for neighbours of 2**60."""
+        if values.dtype.itemsize < 8:
+            return rounded_to(np.array(self.weights) @ values.astype(np.float64), values.dtype)
+        first, apart = values[0], np.zeros(values.shape[1])
+        for weight, row in zip(self.weights, values, strict=True):
+            differs = (row - first).view(np.int64)
+            _check_not_around(differs, row.astype(np.float64) - first.astype(np.float64))
+            apart += weight * differs
+        found: Array = first + np.rint(apart).astype(np.int64).view(first.dtype)
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class IntegerSum:
+    """Σ factor · row, exact if the factors are whole; a result that does not fit is refused."""
+
+    dtypes: tuple[DType, ...]
+    factors: tuple[float, ...]
+    dtype: DType
+
+    def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        target = out[: units * unit_bytes(self.dtype)].view(unit_dtype(self.dtype).numpy)
+        parts = [
+            rows[number, : units * unit_bytes(dtype)].view(unit_dtype(dtype).numpy)
+            for number, dtype in enumerate(self.dtypes)
+        ]
+        estimate = np.zeros(units)
+        exact = np.zeros(units, np.uint64)  # modulo 2**64
+        for factor, part in zip(self.factors, parts, strict=True):
+            estimate += factor * part.astype(np.float64)
+            whole = part.astype(np.int64 if part.dtype.kind != "u" else np.uint64).view(np.uint64)
+            if factor in (1.0, -1.0):
+                exact += whole if factor == 1.0 else ~whole + np.uint64(1)
+            else:
+                exact += np.rint(factor * part.astype(np.float64)).astype(np.int64).view(np.uint64)
+        if target.dtype.itemsize < 8:
+            target[...] = rounded_to(np.rint(exact.view(np.int64).astype(np.float64)), target.dtype)
+        else:
+            found = exact.view(target.dtype)
+            _check_not_around(found, estimate)
+            target[...] = found
+
+
+def rounded_to(values: Array, dtype: "np.dtype[np.generic]") -> Array:
+    """Floats as the nearest integers, or bools; what does not fit is refused."""
+    whole = np.rint(values)
+    low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)  # type: ignore[type-var]
+    wrong = np.flatnonzero(~((whole >= low) & (whole <= high)))
+    if wrong.size:
+        raise Fault(f"becomes {whole[wrong[0]]:.0f}, beyond {dtype}", unit=int(wrong[0]))
+    return whole.astype(dtype)
+
+
+def _check_not_around(found: Array, estimate: Array) -> None:
+    wrong = np.flatnonzero(np.abs(found.astype(np.float64) - estimate) > _OVERFLOWED)
+    if wrong.size:
+        raise Fault(f"becomes {estimate[wrong[0]]:.4g}, beyond 64 bits", unit=int(wrong[0]))

@@ -1,0 +1,103 @@
+"""What an accumulator remembers beside its sums: who is in it, and what was put in. Values only.
+
+It travels as one text in the metadata of the accumulator's file, so that both are replaced by the
+same rename.
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from weighlock.errors import CombineError, HeaderError
+from weighlock.tensors.dtypes import DType
+
+__all__ = ["LEDGER_KEY", "Ledger"]
+
+LEDGER_KEY = "weighlock.mean"
+_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Ledger:
+    """Contributions so far."""
+
+    weights: Mapping[str, float] = field(default_factory=dict)
+    """Who was counted, in order, and with what weight."""
+    dtypes: Mapping[str, DType] = field(default_factory=dict)
+    """The dtype of each tensor in the contributions, and of the result."""
+    lacking: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors that not everybody had, and who did not."""
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    """What all contributions say about themselves."""
+
+    def weight_of(self, tensor: str) -> float:
+        """The weight that is in a tensor's mean."""
+        absent = set(self.lacking.get(tensor, ()))
+        return sum(weight for name, weight in self.weights.items() if name not in absent)
+
+    def shares(self) -> dict[str, float]:
+        """The weights, as parts of the whole."""
+        total = sum(self.weights.values())
+        return {name: weight / total for name, weight in self.weights.items()}
+
+    def counting(
+        self, name: str, weight: float, dtypes: Mapping[str, DType], metadata: Mapping[str, str]
+    ) -> "Ledger":
+        """The ledger with one more contribution.
+
+        Raises:
+            CombineError: it was counted already.
+        """
+        if name in self.weights:
+            raise CombineError(f"{name}: was counted already", contributor=name)
+        lacking = {tensor: list(who) for tensor, who in self.lacking.items()}
+        for tensor in self.dtypes:
+            if tensor not in dtypes:
+                lacking.setdefault(tensor, []).append(name)
+        for tensor in dtypes:
+            if tensor not in self.dtypes and self.weights:
+                lacking[tensor] = list(self.weights)
+        agreed = metadata
+        if self.weights:
+            agreed = {k: text for k, text in self.metadata.items() if metadata.get(k) == text}
+        return replace(
+            self,
+            weights={**self.weights, name: weight},
+            dtypes={**dtypes, **self.dtypes},
+            lacking={tensor: tuple(who) for tensor, who in lacking.items()},
+            metadata=agreed,
+        )
+
+    def text(self) -> str:
+        """For the metadata of a file."""
+        return json.dumps(
+            {
+                "version": _VERSION,
+                "weights": self.weights,
+                "dtypes": self.dtypes,
+                "lacking": self.lacking,
+                "metadata": self.metadata,
+            }
+        )
+
+    @classmethod
+    def of(cls, text: str | None, source: str) -> "Ledger":
+        """From the metadata of a file.
+
+        Raises:
+            HeaderError: it is not the file of an accumulator.
+        """
+        try:
+            found = json.loads(text or "")
+            if found["version"] != _VERSION:
+                raise ValueError(f"version {found['version']}")
+            return cls(
+                {str(name): float(weight) for name, weight in found["weights"].items()},
+                {str(name): DType(dtype) for name, dtype in found["dtypes"].items()},
+                {str(name): tuple(map(str, who)) for name, who in found["lacking"].items()},
+                {str(key): str(value) for key, value in found["metadata"].items()},
+            )
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise HeaderError(
+                f"is not the accumulator of a mean: {error!r}", source=source
+            ) from error

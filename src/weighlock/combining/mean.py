@@ -1,0 +1,104 @@
+"""The weighted mean of models."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Unpack
+
+from weighlock.combining.combination import Combination, Options
+from weighlock.combining.contributors import Combinable, Contributor, Shared, weighed
+from weighlock.combining.integers import Agreed, IntegerPolicy
+from weighlock.combining.outcome import Out
+from weighlock.combining.plan import Part
+from weighlock.combining.rounding import is_averaged
+from weighlock.combining.sums import WeightedSum
+from weighlock.errors import CombineError
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.spec import TensorSpec
+
+if TYPE_CHECKING:
+    from weighlock.combining.desk import Combine
+    from weighlock.tensors.dtypes import DTypeLike
+
+__all__ = ["is_single", "mean"]
+
+
+def mean(
+    catalogs: "Mapping[str, Combinable] | Sequence[Combinable]",
+    weights: "Sequence[float] | Mapping[str, float] | None" = None,
+    out: Out = None,
+    accumulate: "DTypeLike | None" = None,
+    *,
+    integers: IntegerPolicy = "equal",
+    finite: bool = True,
+    **options: Unpack[Options],
+) -> Catalog:
+    """The weighted mean of models, block by block: Σ wᵢ xᵢ / Σ wᵢ for every element.
+
+    Args:
+        catalogs: catalogs, state dicts, paths or URLs, in the order in which they count; or a
+            mapping of names to them, and errors and reports then use the names.
+        weights: from 0 on; all the same if not given.
+        out: the file to write, or a spool; the result is in memory if not given.
+        accumulate: "f32" sums in float32 and leaves it at that. Otherwise every element is its
+            float64 sum, rounded once.
+        integers: what becomes of integers and bools that are not the same everywhere: "equal"
+            refuses them, "first" takes the first contributor's, "max" the largest, "round" the
+            nearest integer to the mean.
+        missing: "skip" makes a tensor of those who have it, instead of refusing.
+        finite: refuse NaN and infinity.
+        on_lost: "exclude" leaves out who cannot be read to the end, entirely, and begins anew.
+        metadata: for the result; what all contributors agree on if not given.
+        durable: survive a power loss once this returns.
+        threads: how many work; one a core, four at the most, if 0.
+        access: credentials for URLs.
+        verify: check what comes from shares against its digests.
+        abort: `abort.set()` in any thread ends this with `Aborted`.
+        progress: called with bytes read and bytes to read, from any thread.
+        report: called with what was done, once it is.
+        limits: bounds of what files may ask for.
+
+    Returns:
+        The result, from where it now lies. Its notes say who was left out.
+
+    Raises:
+        CombineError: shapes, dtypes, names, numbers or weights are refused; names contributor and
+            tensor.
+        SourceError, TransferError: a contributor could not be read.
+        FormatError: a contributor is broken.
+        DiskError: the result could not be written.
+        Nothing is left behind then, and `out` is as it was.
+    """
+    single = is_single(accumulate)
+
+    def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
+        counted = shared.only(lambda owner: contributors[owner].weight > 0)
+        if not counted.refs:
+            raise CombineError(
+                f"tensor {shared.name!r}: everybody who has it has the weight 0", tensor=shared.name
+            )
+        total = sum(contributors[owner].weight for owner in counted.owners)
+        shares = tuple(contributors[owner].weight / total for owner in counted.owners)
+        dtype = counted.refs[0].dtype
+        how: Combine
+        if is_averaged(dtype):
+            how = WeightedSum((dtype,) * len(shares), shares, dtype, single, finite)
+        else:
+            how = Agreed(dtype, shares, integers)
+        spec = TensorSpec(shared.name, dtype, counted.refs[0].shape)
+        return Part(spec, counted.refs, counted.owners, how)
+
+    return Combination.asked(out, options).of(weighed(catalogs, weights), part_of)
+
+
+def is_single(accumulate: "DTypeLike | None") -> bool:
+    """Whether float32 was asked for.
+
+    Raises:
+        CombineError: neither that nor float64 was.
+    """
+    if accumulate is None:
+        return False
+    dtype = DType.of(accumulate)
+    if dtype not in (DType.F32, DType.F64):
+        raise CombineError(f"accumulate={accumulate!r}: sums are made in F32 or F64")
+    return dtype is DType.F32

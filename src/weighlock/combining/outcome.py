@@ -1,0 +1,151 @@
+"""Where a combination goes, and what is told about it. Knows files and memory; no arithmetic."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Protocol, TypeAlias
+
+import numpy as np
+
+from weighlock.combining.plan import Part
+from weighlock.disk.spool import Spool
+from weighlock.formats.detect import open_catalog
+from weighlock.formats.writer import Writer
+from weighlock.limits import Limits
+from weighlock.tensors.arrays import Array, byte_view, empty, unpack_f4
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.ref import ArrayRef, loaded_shape
+from weighlock.tensors.spec import TensorSpec
+
+if TYPE_CHECKING:
+    import os
+
+__all__ = ["Out", "Report", "Target", "target_for"]
+
+Out: TypeAlias = "str | os.PathLike[str] | Spool | None"
+"""A file, a temporary one, or memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was combined, and how."""
+
+    tensors: int
+    nbytes: int
+    """Bytes of the result."""
+    read_bytes: int
+    """Bytes that were read for it."""
+    weights: Mapping[str, float]
+    """Who contributed, and its share of the whole."""
+    skipped: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """Tensors that not everybody has, and who lacks them."""
+    excluded: Mapping[str, str] = field(default_factory=dict)
+    """Who was lost and left out entirely, and why."""
+
+    def notes(self) -> list[str]:
+        """What a reader of the result should know, as sentences."""
+        notes = [f"{who} was lost and left out: {why}" for who, why in self.excluded.items()]
+        for name, who in list(self.skipped.items())[:3]:
+            notes.append(f"tensor {name!r} is made without {', '.join(who[:3])}")
+        if len(self.skipped) > 3:
+            notes.append(f"{len(self.skipped) - 3} more tensors are made without somebody")
+        return notes
+
+
+class Target(Protocol):
+    """A result that is being made."""
+
+    def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
+        """Take bytes of a tensor."""
+
+    def finish(self) -> Catalog:
+        """Everything came: the result."""
+
+    def discard(self) -> None:
+        """Leave nothing behind."""
+
+
+def target_for(
+    out: Out,
+    parts: Sequence[Part],
+    *,
+    order: Sequence[str],
+    metadata: Mapping[str, str],
+    durable: bool,
+    limits: Limits,
+) -> Target:
+    """A file if a path or a spool is given, else memory.
+
+    Args:
+        out: the path, or the spool.
+        parts: what will be put, in the order of the data.
+        order: the names, in the order in which readers list them.
+        metadata: text to store beside them.
+        durable: survive a power loss once finished.
+        limits: bounds of the header, and of memory.
+    """
+    specs = {part.spec.name: part.spec for part in parts}
+    if out is None:
+        limits.check("memory_bytes", sum(spec.nbytes for spec in specs.values()), "a result")
+        return _Memory([specs[name] for name in order], metadata)
+    return _File(
+        out,
+        Writer(
+            out,
+            [specs[name] for name in order],
+            data_order=list(specs),
+            metadata=metadata,
+            durable=durable,
+            limits=limits,
+        ),
+        limits,
+    )
+
+
+class _File:
+    def __init__(
+        self, out: "str | os.PathLike[str] | Spool", writer: Writer, limits: Limits
+    ) -> None:
+        self._out = out
+        self._writer = writer
+        self._limits = limits
+
+    def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
+        self._writer.write_part(spec, start, data)
+
+    def finish(self) -> Catalog:
+        self._writer.finish()
+        if isinstance(self._out, Spool):
+            return self._writer.landed(self._limits)
+        return open_catalog(self._out, self._limits)
+
+    def discard(self) -> None:
+        self._writer.discard()
+
+
+class _Memory:
+    def __init__(self, specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> None:
+        self._specs = specs
+        self._metadata = metadata
+        self._arrays: dict[str, Array] = {
+            spec.name: empty(loaded_shape(spec), spec.dtype.numpy) for spec in specs
+        }
+
+    def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
+        if not len(data):
+            return
+        array = self._arrays[spec.name]
+        if spec.dtype is DType.F4:
+            codes = array.reshape(-1).view(np.uint8)[2 * start : 2 * (start + len(data))]
+            unpack_f4(np.frombuffer(data, np.uint8), codes)
+        else:
+            byte_view(array)[start : start + len(data)] = data
+
+    def finish(self) -> Catalog:
+        return Catalog(
+            {name: ArrayRef.of(name, array) for name, array in self._arrays.items()},
+            self._metadata,
+        )
+
+    def discard(self) -> None:
+        self._arrays.clear()

@@ -1,0 +1,86 @@
+"""Which blocks of which tensors are combined, and how large they are. Pure: nothing is read.
+
+Blocks are small enough that the rows of one, and what is made of them, stay near a core; large
+enough that reading a row is worth a system call, or a request. With many contributors rows get
+shorter: memory does not grow with their number.
+"""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+from weighlock.combining.desk import Combine
+from weighlock.combining.rounding import unit_bytes, units_of
+from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.spec import TensorSpec
+
+__all__ = ["Block", "Part", "plan_blocks", "row_bytes"]
+
+_LOCAL_BYTES = 512 * 1024
+"""A row from a file: a system call costs as much as copying a few KiB."""
+
+_REMOTE_BYTES = 4 * 1024 * 1024
+"""A row from a server: a request costs a round trip."""
+
+_ALL_BYTES = 48 * 1024 * 1024
+"""All rows of all blocks that are under way."""
+
+_UNITS = 64
+"""Blocks are multiples of so many units, so that each starts on whole words."""
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A tensor of the result, and what it is made of."""
+
+    spec: TensorSpec
+    refs: tuple[TensorRef, ...]
+    """One row each, in the order in which they count."""
+    owners: tuple[int, ...]
+    """Whose row it is: the number of a contributor."""
+    how: Combine
+
+    @property
+    def units(self) -> int:
+        """Units of the tensor; the same number in every row."""
+        return units_of(self.spec)
+
+    @property
+    def row_width(self) -> int:
+        """Bytes of the widest unit among rows and result."""
+        return max(unit_bytes(dtype) for dtype in (self.spec.dtype, *(r.dtype for r in self.refs)))
+
+    @property
+    def read_bytes(self) -> int:
+        """Bytes of all rows."""
+        return sum(ref.nbytes for ref in self.refs)
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """A run of units of one part."""
+
+    part: int
+    first: int
+    units: int
+    is_first: bool
+    is_last: bool
+
+
+def row_bytes(rows: int, *, under_way: int, is_remote: bool) -> int:
+    """How long a row may be if so many blocks of so many rows are held at once."""
+    wanted = _REMOTE_BYTES if is_remote else _LOCAL_BYTES
+    return max(_UNITS * 16, min(wanted, _ALL_BYTES // (under_way * max(1, rows))))
+
+
+def plan_blocks(parts: Sequence[Part], max_row_bytes: int) -> Iterator[Block]:
+    """Every part in order, cut into blocks; each has at least one, and all together every unit."""
+    for number, part in enumerate(parts):
+        step = max_row_bytes // part.row_width // _UNITS * _UNITS
+        total = part.units
+        first = 0
+        while True:
+            units = min(step, total - first)
+            yield Block(number, first, units, first == 0, first + units == total)
+            first += units
+            if first == total:
+                break

@@ -1,0 +1,118 @@
+"""Numbers of every dtype as float64 or float32, and back, rounded once. Pure arithmetic on arrays.
+
+A *unit* is what arithmetic is done on: an element; one of the two parts of a complex number; a byte
+of packed F4 or F6.
+"""
+
+import numpy as np
+
+from weighlock.tensors.arrays import Array, pack_f4, unpack_f4
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.spec import TensorSpec
+
+__all__ = [
+    "is_averaged",
+    "narrow",
+    "numbers_per_unit",
+    "unit_bytes",
+    "unit_dtype",
+    "units_of",
+    "widen",
+]
+
+_HALVES = {DType.C64: DType.F32, DType.C128: DType.F64}
+
+_BF16_TIE = np.uint32(0x8000)
+_BF16_REST = np.uint32(0xFFFF)
+
+
+def is_averaged(dtype: DType) -> bool:
+    """Whether elements are numbers with a mean: floating-point or complex, and not packed F6."""
+    return dtype.is_complex or (dtype.is_float and (not dtype.is_packed or dtype is DType.F4))
+
+
+def unit_dtype(dtype: DType) -> DType:
+    """The dtype of one unit; bytes for F6, in which nobody says where a number lies."""
+    if dtype.is_packed and dtype is not DType.F4:
+        return DType.U8
+    return _HALVES.get(dtype, dtype)
+
+
+def unit_bytes(dtype: DType) -> int:
+    """Bytes of one unit in a file."""
+    return max(1, unit_dtype(dtype).bits // 8)
+
+
+def units_of(spec: TensorSpec) -> int:
+    """How many units a tensor has."""
+    return spec.nbytes // unit_bytes(spec.dtype)
+
+
+def numbers_per_unit(dtype: DType) -> int:
+    """How many numbers a unit holds: two for packed F4."""
+    return 2 if dtype is DType.F4 else 1
+
+
+def widen(raw: Array, dtype: DType, out: Array) -> None:
+    """The numbers in a file's bytes, as floats: exact in float64, except for 64-bit integers.
+
+    Args:
+        raw: bytes of whole units.
+        dtype: what they are.
+        out: an array of floats with room for them.
+    """
+    kind = unit_dtype(dtype)
+    if kind is DType.BF16:
+        np.copyto(out, _bf16_as_float32(raw.view(np.uint16)), casting="same_kind")
+    elif kind is DType.F4:
+        codes = np.empty(2 * raw.size, np.uint8)
+        unpack_f4(raw, codes)
+        np.copyto(out, codes.view(kind.numpy), casting="unsafe")
+    else:
+        np.copyto(out, raw.view(kind.numpy), casting="unsafe")
+
+
+def narrow(values: Array, dtype: DType, out: Array) -> None:
+    """Floats as a file's bytes, rounded to nearest, ties to even. What overflows becomes infinite.
+
+    Args:
+        values: float64 or float32; not kept.
+        dtype: a dtype of floating-point or complex numbers.
+        out: bytes, exactly as many as needed.
+    """
+    kind = unit_dtype(dtype)
+    with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if kind is DType.BF16:
+            out.view(np.uint16)[...] = _bf16_bits(values)
+        elif kind is DType.F4:
+            out[...] = pack_f4(values.astype(kind.numpy).view(np.uint8))
+        else:
+            np.copyto(out.view(kind.numpy), values, casting="unsafe")
+
+
+def _bf16_as_float32(bits: Array) -> Array:
+    wide = bits.astype(np.uint32)
+    wide <<= np.uint32(16)
+    values: Array = wide.view(np.float32)
+    return values
+
+
+def _bf16_bits(values: Array) -> Array:
+    single = values.astype(np.float32)
+    bits = single.view(np.uint32)
+    if values.dtype == np.float64:
+        # Rounding twice would be wrong where the first step lands on a tie: step off it, to the
+        # side where the number was.
+        ties = np.flatnonzero((bits & _BF16_REST) == _BF16_TIE)
+        if ties.size:
+            exact, rounded = np.abs(values[ties]), np.abs(single[ties].astype(np.float64))
+            bits[ties] += (exact > rounded).astype(np.uint32)
+            bits[ties] -= (exact < rounded).astype(np.uint32)
+    nans = np.isnan(single)
+    odd = (bits >> np.uint32(16)) & np.uint32(1)
+    bits += odd
+    bits += np.uint32(0x7FFF)
+    bits >>= np.uint32(16)
+    short = bits.astype(np.uint16)
+    short[nans] = 0x7FC0  # adding may have carried a NaN into the sign
+    return short

@@ -1,0 +1,93 @@
+"""The rows of a tensor, readable from any unit on. Knows where refs lie; not what is made of them.
+
+What lies whole in memory or in a source is read where it is. What would have to be gathered or
+unpacked from the start for every block is laid down once: in memory if small, else in a file
+without a name.
+"""
+
+import contextlib
+
+from weighlock.combining.plan import Part
+from weighlock.disk.scratch import Scratch
+from weighlock.sources.inflated import InflatedSource
+from weighlock.sources.local import BytesSource
+from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.stored import Readable, StoredRef
+
+__all__ = ["Rows", "is_near", "is_remote"]
+
+_KEPT_BYTES = 8 * 1024 * 1024
+"""Gathered rows of one tensor that are kept in memory, all together."""
+
+
+def is_remote(ref: TensorRef) -> bool:
+    """Whether a row takes a request: worth reading ahead, with others at the same time."""
+    return (
+        isinstance(ref, StoredRef)
+        and ref.contiguous_span is not None
+        and not isinstance(ref.source, (BytesSource, InflatedSource))
+        and not hasattr(ref.source, "descriptor")  # a file has one
+    )
+
+
+def is_near(ref: TensorRef) -> bool:
+    """Whether a row lies on this machine as it will be read."""
+    place = _place(ref)
+    return place is not None and not is_remote(ref)
+
+
+class Rows:
+    """Reads the rows of one part. Opened when its first block is due, closed after its last."""
+
+    def __init__(self, part: Part, directory: str | None) -> None:
+        self.part = part
+        self.left = part.units
+        """Units not yet done; for who closes."""
+        self._places: list[memoryview | tuple[Readable, int] | None] = [
+            _place(ref) for ref in part.refs
+        ]
+        self._directory = directory
+        self._scratch: Scratch | None = None
+
+    def prepare(self, row: int) -> None:
+        """Lay a row down if it cannot be read where it is."""
+        if self._places[row] is not None:
+            return
+        ref = self.part.refs[row]
+        if self.part.read_bytes <= _KEPT_BYTES:
+            buffer = memoryview(bytearray(ref.nbytes))
+            if ref.nbytes:
+                ref.load(out=buffer)
+            self._places[row] = buffer
+            return
+        if self._scratch is None:
+            self._scratch = Scratch(self._directory)
+        span = self._scratch.append(ref.pieces(), ref.nbytes)
+        self._places[row] = self._scratch, span.offset
+
+    def read_into(self, row: int, start: int, buffer: memoryview) -> None:
+        """Fill the buffer from that byte of the row on."""
+        place = self._places[row]
+        assert place is not None  # noqa: S101
+        if isinstance(place, memoryview):
+            buffer[:] = place[start : start + len(buffer)]
+        elif len(buffer):
+            source, offset = place
+            source.read_into(offset + start, buffer)
+
+    def close(self) -> None:
+        """Let go of what was laid down."""
+        with contextlib.suppress(OSError):
+            if self._scratch is not None:
+                self._scratch.close()
+
+
+def _place(ref: TensorRef) -> memoryview | tuple[Readable, int] | None:
+    memory = ref.memory()
+    if memory is not None:
+        return memory
+    if isinstance(ref, StoredRef) and not isinstance(ref.source, InflatedSource):
+        span = ref.contiguous_span
+        if span is not None:
+            return ref.source, span.offset
+    return None

@@ -1,0 +1,169 @@
+"""Weighted sums of a block, rounded once. Pure arithmetic: who is summed, and why, it is not told.
+
+Every result is the float64 sum rounded to its dtype. For bf16 that is not how it is made: sums are
+made in float32, nearly twice as fast, together with a bound of what they may be off; an element is
+taken if all of that interval rounds to one number, and only the few others are summed again in
+float64. So the result does not depend on the order or the instructions that made the float32 sums.
+"""
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from weighlock.combining.desk import Desk, Fault
+from weighlock.combining.integers import rounded_to
+from weighlock.combining.rounding import (
+    is_averaged,
+    narrow,
+    numbers_per_unit,
+    unit_bytes,
+    unit_dtype,
+    widen,
+)
+from weighlock.tensors.arrays import Array
+from weighlock.tensors.dtypes import DType
+
+__all__ = ["WeightedSum", "step_units", "widened"]
+
+_STEP_NUMBERS = 256 * 1024
+"""Numbers that are widened at once, all rows together: 2 MiB of float64."""
+
+_LARGEST = 3e38
+"""Sums that may be above could overflow float32."""
+
+
+@dataclass(frozen=True, slots=True)
+class WeightedSum:
+    """Σ weight · row.
+
+    Args:
+        dtypes: of the rows.
+        weights: one for each row.
+        dtype: of the result; integers are the nearest ones.
+        single: sum in float32 and leave it at that.
+        finite: refuse NaN and infinity.
+    """
+
+    dtypes: tuple[DType, ...]
+    weights: tuple[float, ...]
+    dtype: DType
+    single: bool = False
+    finite: bool = True
+
+    def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        is_bf16 = {self.dtype, *self.dtypes} == {DType.BF16} and not self.single
+        if is_bf16 and self._bf16(rows[:, : 2 * units], out[: 2 * units], desk):
+            return
+        kind = np.float32 if self.single else np.float64
+        weights = np.array(self.weights, kind)
+        per, width = numbers_per_unit(self.dtype), unit_bytes(self.dtype)
+        step = units or 1 if self._is_plain else step_units(len(self.dtypes))
+        for begin in range(0, units, step):
+            count = min(step, units - begin)
+            values = self._values(rows, begin, count, kind, desk)
+            sums = desk.array("sums", (count * per,), kind)
+            _sum(weights, values, sums)
+            if self.finite and not np.isfinite(sums).all():
+                raise _not_finite(values, begin, per)
+            target = out[begin * width : (begin + count) * width]
+            if is_averaged(self.dtype):
+                narrow(sums, self.dtype, target)
+            else:
+                integers = target.view(unit_dtype(self.dtype).numpy)
+                integers[...] = rounded_to(sums, integers.dtype)
+
+    @property
+    def _is_plain(self) -> bool:
+        """Whether numpy can sum the rows as they are."""
+        return len(set(self.dtypes)) == 1 and self.dtypes[0] is not DType.F4
+
+    def _values(self, rows: Array, first: int, count: int, kind: type, desk: Desk) -> Array:
+        if not self._is_plain:
+            return widened(rows, self.dtypes, first, count, kind, desk)
+        width = unit_bytes(self.dtypes[0])
+        values = rows[:, first * width : (first + count) * width]
+        return values.view(unit_dtype(self.dtypes[0]).numpy)
+
+    def _bf16(self, rows: Array, out: Array, desk: Desk) -> bool:
+        """Sum in float32 where that decides; False if it is not safe to, and nothing was done."""
+        bits = rows.view(np.uint16)
+        if not bits.size:
+            return True
+        # As unsigned integers the largest is the most negative number, as signed the most positive.
+        positive = np.maximum(bits.view(np.int16).max(axis=1), 0).astype(np.uint16)
+        largest = np.maximum(bits.max(axis=1) & np.uint16(0x7FFF), positive)
+        if not largest.any():
+            out[:] = 0
+            return True
+        bound = self._bound(largest)
+        if not bound < _LARGEST:
+            return False
+        values, result = rows.view(DType.BF16.numpy), out.view(DType.BF16.numpy)
+        sums = desk.array("sums", result.shape, np.float32)
+        _sum(np.array(self.weights, np.float32), values, sums)
+        margin = np.nextafter(np.float32(bound), np.float32(np.inf))
+        ends = desk.array("ends", result.shape, np.float32)
+        above = desk.array("above", result.shape, np.uint16)
+        np.add(sums, margin, out=ends)
+        np.copyto(above.view(result.dtype), ends, casting="unsafe")
+        np.subtract(sums, margin, out=ends)
+        np.copyto(result, ends, casting="unsafe")
+        undecided = np.flatnonzero(above != out.view(np.uint16))
+        if undecided.size:
+            out.view(np.uint16)[undecided] = self._again(bits, undecided)
+        return True
+
+    def _bound(self, largest: Array) -> float:
+        """More than what float32 sums are off, for rows whose largest numbers have these bits."""
+        values = (largest.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
+        total = float(np.abs(self.weights) @ values)
+        # n products and n sums, the rounding of weights, and the interval's own ends: each is off
+        # by 2**-24 of `total` at the most; or by 2**-150, next to zero.
+        return (len(values) + 4) * (2.0**-24 * 1.001 * total + 2.0**-148)
+
+    def _again(self, bits: Array, columns: Array) -> Array:
+        """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
+        # One by one they take several times as long as all of them in a row.
+        chosen: Array | slice = columns if 4 * columns.size < bits.shape[1] else slice(None)
+        sums = np.zeros(bits[0, chosen].size)
+        value = np.empty(sums.size)
+        for weight, row in zip(self.weights, bits, strict=True):
+            widen(row[chosen].view(np.uint8), DType.BF16, value)
+            value *= weight
+            sums += value
+        found = np.empty(2 * sums.size, np.uint8)
+        narrow(sums, DType.BF16, found)
+        short = found.view(np.uint16)
+        return short if chosen is columns else short[columns]
+
+
+def step_units(rows: int) -> int:
+    """How many units of so many rows are widened at once."""
+    return max(64, min(16 * 1024, _STEP_NUMBERS // rows))
+
+
+def widened(
+    rows: Array, dtypes: tuple[DType, ...], first: int, count: int, kind: type, desk: Desk
+) -> Array:
+    """Units of every row as floats, one row each."""
+    values = desk.array("values", (len(dtypes), count * numbers_per_unit(dtypes[0])), kind)
+    for row, dtype in enumerate(dtypes):
+        width = unit_bytes(dtype)
+        widen(rows[row, first * width : (first + count) * width], dtype, values[row])
+    return values
+
+
+def _sum(weights: Array, values: Array, out: Array) -> None:
+    """Σ weight · row, in the precision of `out`; rows are widened a few KiB at a time."""
+    with np.errstate(all="ignore"):
+        np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
+
+
+def _not_finite(values: Array, first: int, per: int) -> Fault:
+    """Which row is to blame; none of them if it is the sum that is too large."""
+    for row, found in enumerate(values):
+        wrong = np.flatnonzero(~np.isfinite(found))
+        if wrong.size:
+            what = "NaN" if np.isnan(found[wrong[0]]) else "Inf"
+            return Fault(f"holds {what}", row=row, unit=first + int(wrong[0]) // per)
+    return Fault("overflows", unit=first)
