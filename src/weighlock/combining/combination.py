@@ -107,7 +107,7 @@ class Combination:
                 if self.on_lost == "error":
                     raise lost.error from lost.error.__cause__
                 label = given[lost.owner][0]
-                excluded[label] = str(lost.error)
+                excluded[label] = str(lost.error).removeprefix(f"{label}: ")
                 given = [entry for entry in given if entry[0] != label]
                 if not any(weight for *_, weight in given):
                     raise CombineError(

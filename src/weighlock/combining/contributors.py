@@ -36,6 +36,8 @@ __all__ = [
     "aligned",
     "checked_weight",
     "in_file_order",
+    "is_loss",
+    "named",
     "weighed",
 ]
 
@@ -76,7 +78,7 @@ class Opening:
         try:
             opened = open_catalog(given, self.limits, access=self.access, verify=self.verify)
         except WeighlockError as error:
-            error.args = (f"{label}: {error}", *error.args[1:])
+            named(error, label)
             raise
         return closing.enter_context(opened)
 
@@ -112,7 +114,7 @@ def weighed(
         (label, value, checked_weight(weight, label))
         for (label, value), weight in zip(pairs, listed, strict=True)
     ]
-    total = math.fsum(weight for *_, weight in checked)
+    total = sum(weight for *_, weight in checked)
     if not 0 < total < math.inf:
         raise CombineError(f"the weights add up to {total:g}: there is no mean")
     return checked
@@ -141,6 +143,11 @@ def _label(number: int, count: int, value: Combinable) -> str:
     if isinstance(value, str) and value.lower().startswith(("http://", "https://")):
         return f"{place} ({shown(value)})"
     return f"{place} ({os.fspath(value)})" if isinstance(value, (str, os.PathLike)) else place
+
+
+def named(error: WeighlockError, whose: str) -> None:
+    """Have an error say first whose fault it is. Its class and its numbers stay."""
+    error.args = (f"{whose}: {error}", *error.args[1:])
 
 
 def is_loss(error: BaseException) -> bool:

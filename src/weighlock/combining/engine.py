@@ -16,6 +16,7 @@ from typing import Protocol
 import numpy as np
 
 from weighlock.abort import Abort
+from weighlock.combining.contributors import named
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
 from weighlock.combining.plan import Block, Part, plan_blocks, row_bytes
 from weighlock.combining.rounding import numbers_per_unit, unit_bytes
@@ -193,8 +194,7 @@ class _Run:
         except Aborted:
             raise
         except (FormatError, SourceError, TransferError, ProtocolError) as error:
-            label = self._setting.labels[part.owners[row]]
-            error.args = (f"{label}: tensor {part.spec.name!r}: {error}", *error.args[1:])
+            named(error, f"{self._setting.labels[part.owners[row]]}: tensor {part.spec.name!r}")
             if isinstance(error, FormatError):
                 raise
             raise Lost(part.owners[row], error) from error

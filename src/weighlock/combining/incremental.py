@@ -20,6 +20,7 @@ from weighlock.combining.contributors import (
     Shared,
     agreed_metadata,
     checked_weight,
+    named,
 )
 from weighlock.combining.integers import Agreed, IntegerPolicy
 from weighlock.combining.ledger import LEDGER_KEY, Ledger
@@ -32,7 +33,7 @@ from weighlock.combining.sums import WeightedSum
 from weighlock.disk.removal import remove
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
-from weighlock.errors import CombineError, LocalProtocolError
+from weighlock.errors import CombineError, LocalProtocolError, WeighlockError
 from weighlock.formats.detect import open_catalog
 from weighlock.lifetimes import Lifetime
 from weighlock.tensors.catalog import Catalog
@@ -125,7 +126,7 @@ class Mean(Lifetime):
         access, verify = self._options.get("access"), self._options.get("verify", True)
         opening = Opening(access, verify, self._options.get("limits"))
         with ExitStack() as closing:
-            landed = self._landed(opening.open(catalog, label, closing), closing)
+            landed = self._landed(opening.open(catalog, label, closing), label, closing)
             with self._lock:
                 self._check_open()
                 if name is None:
@@ -181,7 +182,7 @@ class Mean(Lifetime):
         if self._closed:
             raise LocalProtocolError(f"{self._directory}: its mean was closed")
 
-    def _landed(self, catalog: Catalog, closing: ExitStack) -> Catalog:
+    def _landed(self, catalog: Catalog, label: str, closing: ExitStack) -> Catalog:
         """The catalog with everything of it on this machine, ready to be read."""
         refs = dict(catalog)
         if all(map(is_near, refs.values())):
@@ -189,9 +190,14 @@ class Mean(Lifetime):
         scratch = Scratch(self._directory)
         closing.callback(scratch.close)
         for name, ref in refs.items():
-            if not is_near(ref):
+            if is_near(ref):
+                continue
+            try:
                 span = scratch.append(ref.pieces(), ref.nbytes)
-                refs[name] = StoredRef(ref.spec, scratch, span)
+            except WeighlockError as error:
+                named(error, f"{label}: tensor {name!r}")
+                raise
+            refs[name] = StoredRef(ref.spec, scratch, span)
         return Catalog(refs, catalog.metadata)
 
     def _count(self, label: str, landed: Catalog, weight: float, closing: ExitStack) -> None:

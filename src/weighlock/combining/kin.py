@@ -42,7 +42,8 @@ def difference(
         a: a catalog, state dict, path or URL.
         b: another, of the same names and shapes; dtypes may differ.
         out: the file to write, or a spool; the result is in memory if not given.
-        dtype: of the floating-point tensors of the result; those of `a` if not given.
+        dtype: of the floating-point tensors of the result; those of `a` if not given. Complex and
+            packed ones stay what they are.
         finite: refuse NaN and infinity.
         **options: as `mean` takes them. `missing="skip"` leaves out what only one of the two has.
 
@@ -55,7 +56,7 @@ def difference(
         if shared.lacking:
             return None
         kind = shared.refs[0].dtype
-        if is_averaged(kind):
+        if kind.is_float and not kind.is_packed:
             kind = wanted or kind
         elif kind is DType.BOOL:
             kind = DType.I8

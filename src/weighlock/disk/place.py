@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterator
 
 from weighlock.disk.effects import Disk
-from weighlock.errors import DiskError, NoSpace, NotDurable, ShortRead
+from weighlock.errors import DiskError, NoSpace, NotDurable, WeighlockError
 
 __all__ = ["Place", "sync_directory"]
 
@@ -48,7 +48,7 @@ class Place:
         """Translate what the system says into errors that name the destination."""
         try:
             yield
-        except (DiskError, ShortRead):
+        except WeighlockError:  # it says already what is wrong, and it may not be the disk
             raise
         except OSError as error:
             if error.errno in _NO_ROOM:

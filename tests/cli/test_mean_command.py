@@ -1,0 +1,92 @@
+"""`weighlock mean` as a real process."""
+
+import json
+
+import numpy as np
+import pytest
+from cli_checks import ESCAPES, assert_refused, assert_wrong_usage, save, succeeded
+
+import weighlock
+
+F32 = np.float32
+
+
+@pytest.fixture
+def models(tmp_path):
+    values = (1, 2, 6)
+    return [
+        save(tmp_path / f"{n}.safetensors", {"w": np.full((2, 3), v, F32), "n": np.arange(2)})
+        for n, v in enumerate(values)
+    ]
+
+
+@pytest.fixture
+def mean(weighlock_command, tmp_path):
+    def run(*arguments):
+        return weighlock_command("mean", *arguments, "-o", tmp_path / "out", "--no-sync")
+
+    return run
+
+
+def test_it_writes_the_mean_and_says_so_in_one_line(models, mean, tmp_path):
+    result = mean(*models, "--weights", "3,1,1")
+    assert succeeded(result) == f"{tmp_path / 'out'}: 2 tensors, 40 B, the mean of 3\n"
+    assert len(result.stderr.splitlines()) == 1
+    found = weighlock.open(tmp_path / "out")
+    assert np.allclose(found["w"].load(), (3 * 1 + 2 + 6) / 5)
+    assert found["n"].load().tolist() == [0, 1]
+
+
+def test_json(models, mean, tmp_path):
+    facts = json.loads(succeeded(mean(*models[:2], "--json")))
+    assert facts == {
+        "target": str(tmp_path / "out"),
+        "sources": [str(path) for path in models[:2]],
+        "tensors": 2,
+        "bytes": 40,
+        "read_bytes": 80,
+        "weights": {f"contributor {n + 1} of 2 ({path})": 0.5 for n, path in enumerate(models[:2])},
+        "skipped": {},
+        "excluded": {},
+    }
+
+
+def test_it_replaces_nothing_unless_told(models, mean, tmp_path):
+    (tmp_path / "out").write_bytes(b"precious")
+    assert_refused(mean(*models), "exists; --force replaces it")
+    assert (tmp_path / "out").read_bytes() == b"precious"
+    succeeded(mean(*models, "--force"))
+
+
+def test_what_does_not_fit_is_one_line_and_leaves_nothing(models, mean, tmp_path):
+    odd = save(tmp_path / "odd", {"w": np.full((2, 3), np.nan, F32), "n": np.arange(2)})
+    assert_refused(mean(*models, odd), "contributor 4 of 4", "odd", "'w' holds NaN")
+    assert not (tmp_path / "out").exists()
+    succeeded(mean(*models, odd, "--allow-nonfinite"))
+
+
+def test_models_that_lack_something_or_are_gone(models, mean, tmp_path):
+    less = save(tmp_path / "less", {"w": np.ones((2, 3), F32)})
+    assert_refused(mean(*models, less), "lacks tensor 'n'")
+    result = mean(*models, less, tmp_path / "gone", "--skip-missing", "--exclude-lost")
+    assert "the mean of 4" in succeeded(result)
+    assert "gone) was lost and left out" in result.stderr
+    assert "tensor 'n' is made without" in result.stderr
+
+
+def test_integers(models, mean, tmp_path):
+    odd = save(tmp_path / "odd", {"w": np.ones((2, 3), F32), "n": np.array([8, 1])})
+    assert_refused(mean(*models, odd), "'n' is 8 where others have 0")
+    succeeded(mean(*models, odd, "--integers", "max"))
+    assert weighlock.open(tmp_path / "out")["n"].load().tolist() == [8, 1]
+
+
+def test_names_are_escaped(mean, tmp_path):
+    given = [save(tmp_path / str(n), {ESCAPES: np.full(1, n, np.int8)}) for n in range(2)]
+    assert_refused(mean(*given), "is 1 where others have 0")
+
+
+def test_wrong_usage(models, mean, weighlock_command):
+    assert_wrong_usage(mean(*models, "--weights", "a,b"))
+    assert_wrong_usage(weighlock_command("mean", *models))
+    assert_refused(mean(*models, "--weights", "1,2"), "3 contributors and 2 weights")

@@ -1,0 +1,168 @@
+"""Means straight from the wire, contributors that are lost midway, processes that are killed."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import weighlock
+from process.chaos import Rules
+from process.chaos_fixtures import chaos, server  # noqa: F401
+from waiting import until
+from weighlock.errors import CombineError, PeerLost, TransferError
+
+PATIENT = weighlock.Limits(patience_s=0.2, idle_s=2, connect_s=2)
+
+
+def dying(connection):
+    """A peer that answers for a while, then breaks off, and is gone."""
+    return Rules(reset=3_000_000 if connection < 2 else 0)
+
+
+def model(seed, rows=3000):
+    rng = np.random.default_rng(seed)
+    return {
+        "w": rng.standard_normal((rows, 1000), np.float32),
+        "v": rng.standard_normal(70_001, np.float32).astype(weighlock.DType.BF16.numpy),
+        "n": np.arange(5),
+    }
+
+
+MODELS = [model(seed) for seed in range(3)]
+
+
+def same(found, expected):
+    assert list(found) == list(expected)
+    for name, ref in expected.items():
+        assert found[name].load().tobytes() == ref.load().tobytes(), name
+
+
+@pytest.fixture
+def urls(server):  # noqa: F811
+    return [server.share(model).url for model in MODELS]
+
+
+def test_urls_opened_catalogs_and_files_go_together(urls, tmp_path):
+    weighlock.save(tmp_path / "2", MODELS[2], durable=False)
+    with weighlock.open(urls[1]) as opened:
+        for out in (None, tmp_path / "out"):
+            with weighlock.mean([urls[0], opened, tmp_path / "2"], [3, 1, 2], out) as found:
+                same(found, weighlock.mean(MODELS, [3, 1, 2]))
+
+
+def test_who_is_lost_midway_fails_the_mean_by_name(urls, chaos, tmp_path):  # noqa: F811
+    """D16: one fetch dies midway."""
+    proxy = chaos.proxy(urls[1], down=dying)
+    with pytest.raises(TransferError, match=r"^contributor 2 of 3 \(http.*tensor 'w'") as caught:
+        weighlock.mean([urls[0], proxy.of(urls[1]), urls[2]], out=tmp_path / "out", limits=PATIENT)
+    assert isinstance(caught.value, PeerLost)
+    assert os.listdir(tmp_path) == []
+
+
+def test_who_is_lost_midway_can_be_left_out_entirely(urls, chaos, tmp_path):  # noqa: F811
+    """D16: never mixed. What was made with it until then is thrown away."""
+    proxy = chaos.proxy(urls[1], down=dying)
+    reports = []
+    given = {"a": urls[0], "b": proxy.of(urls[1]), "c": urls[2]}
+    with weighlock.mean(
+        given,
+        [3, 1, 2],
+        tmp_path / "out",
+        on_lost="exclude",
+        limits=PATIENT,
+        report=reports.append,
+    ) as found:
+        same(found, weighlock.mean([MODELS[0], MODELS[2]], [3, 2]))
+    assert list(reports[0].excluded) == ["b"]
+    assert reports[0].weights == {"a": 0.6, "c": 0.4}
+    assert os.listdir(tmp_path) == ["out"]
+
+
+def test_a_contribution_that_dies_on_its_way_is_not_counted(urls, chaos, tmp_path):  # noqa: F811
+    proxy = chaos.proxy(urls[1], down=dying)
+    with weighlock.Mean(tmp_path / "acc", durable=False, limits=PATIENT) as mean:
+        mean.add(urls[0], name="a")
+        with pytest.raises(TransferError, match=r"^b: tensor 'w'"):
+            mean.add(proxy.of(urls[1]), name="b")
+        mean.add(urls[2], name="c")
+        assert list(mean.weights) == ["a", "c"]
+        found = mean.finish()
+        want = weighlock.mean([MODELS[0], MODELS[2]])
+        assert found["w"].load().tobytes() == want["w"].load().tobytes()
+
+
+ADDING = """
+import sys
+import numpy as np
+import weighlock
+
+directory, first, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+mean = weighlock.Mean(directory + "/acc", durable=False)
+print(list(mean.weights), flush=True)
+for number in range(first, count):
+    mean.add(f"{directory}/{number}", name=str(number))
+    print(number, flush=True)
+"""
+
+
+def adding(directory, first, count):
+    return subprocess.Popen(
+        [sys.executable, "-c", ADDING, str(directory), str(first), str(count)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("progress", [0.0, 0.1, 0.5, 0.9])
+def test_a_process_killed_while_it_adds_leaves_whole_contributions(tmp_path, progress):
+    """Killed during an add, at any point of it, and gone on with by another process."""
+    arrays = [np.full((1500, 1000), n + 1, np.float32) for n in range(4)]
+    for number, array in enumerate(arrays):
+        weighlock.save(tmp_path / str(number), {"w": array}, durable=False)
+    process = adding(tmp_path, 0, 4)
+    process.stdout.readline()
+    process.stdout.readline()  # the first is in
+    target = arrays[0].nbytes * 2 * progress
+
+    def under_way():
+        """Whether the next accumulator has so many bytes: it has no name, but a descriptor."""
+        if process.poll() is not None:
+            return True
+        folder = f"/proc/{process.pid}/fd"
+        for fd in os.listdir(folder):
+            try:
+                place = os.readlink(f"{folder}/{fd}")
+                is_next = place.startswith(f"{tmp_path}/acc/") and "/accumulator" not in place
+                if is_next and os.stat(f"{folder}/{fd}").st_blocks * 512 >= target:
+                    return True
+            except OSError:
+                continue
+        return False
+
+    until(under_way)
+    process.send_signal(signal.SIGKILL)
+    process.wait()
+    process.stdout.close()
+    left = os.listdir(tmp_path / "acc")
+    assert left == ["accumulator.safetensors"] or all(
+        ".part-" in name or "acc" in name for name in left
+    )
+    mean = weighlock.Mean(tmp_path / "acc", durable=False)
+    counted = [int(name) for name in mean.weights]
+    assert counted == list(range(len(counted)))
+    assert counted
+    want = np.mean([n + 1 for n in counted])
+    assert (mean.finish()["w"].load() == np.float32(want)).all()
+    again = adding(tmp_path, len(counted), 4)
+    out, _ = again.communicate(timeout=60)
+    assert again.returncode == 0
+    assert json.loads(out.splitlines()[0].replace("'", '"')) == [str(n) for n in counted]
+    with weighlock.Mean(tmp_path / "acc") as whole:
+        assert list(whole.weights) == ["0", "1", "2", "3"]
+        assert (whole.finish()["w"].load() == 2.5).all()
+        with pytest.raises(CombineError, match="2: was counted already"):
+            whole.add(tmp_path / "2", name="2")

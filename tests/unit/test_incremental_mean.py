@@ -1,0 +1,162 @@
+"""The mean that grows: what is in, what is not, and that it is on disk."""
+
+import os
+import threading
+
+import numpy as np
+import pytest
+
+import weighlock
+from unit.combining_samples import BF16, mixed_models, ulps_off, weighted
+from weighlock.errors import CombineError, FormatError, LocalProtocolError
+
+MODELS = [
+    {name: array for name, array in model.items() if name not in ("f4", "c64")}
+    for model in mixed_models(4)
+]
+WEIGHTS = [1, 2, 0.5, 3]
+F32 = np.float32
+
+
+def test_adding_one_by_one_gives_the_mean(tmp_path, no_leaks):
+    reports = []
+    with weighlock.Mean(tmp_path / "acc", durable=False, report=reports.append) as mean:
+        for number, (model, weight) in enumerate(zip(MODELS, WEIGHTS, strict=True)):
+            mean.add(model, weight, name=f"site-{number}")
+        assert mean.weights == {f"site-{n}": w for n, w in enumerate(WEIGHTS)}
+        found = mean.finish(tmp_path / "out.safetensors")
+        assert list(found) == list(MODELS[0])
+        for name in ("bf16", "f16", "f32", "f64", "f8"):
+            assert found[name].dtype == weighlock.DType.of(MODELS[0][name].dtype)
+            off = np.abs(found[name].load().astype(float) - weighted(MODELS, WEIGHTS, name)).max()
+            assert off <= 1.01 * np.abs(weighted(MODELS, WEIGHTS, name)).max() / 8
+        assert ulps_off(found["f32"].load(), weighted(MODELS, WEIGHTS, "f32"), "F32") <= 0.51
+        assert (found["steps"].load() == MODELS[0]["steps"]).all()
+        assert reports[-1].weights["site-3"] == 3 / 6.5
+        found.close()
+    assert os.listdir(tmp_path / "acc") == []
+    assert len(reports) == 1
+
+
+def test_in_float64_if_asked(tmp_path):
+    with weighlock.Mean(tmp_path, "f64", durable=False) as mean:
+        for model, weight in zip(MODELS, WEIGHTS, strict=True):
+            mean.add(model, weight)
+        found = mean.finish()
+        for name, dtype in (("bf16", "BF16"), ("f16", "F16"), ("f32", "F32")):
+            want = weighted(MODELS, WEIGHTS, name)
+            told = np.abs(want) > 1e-12  # below, what float64 is off itself counts for more
+            assert ulps_off(found[name].load()[told], want[told], dtype) <= 0.51
+
+
+def test_ones_stay_ones(tmp_path):
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        for number in range(30):
+            mean.add({"w": np.ones(10, BF16)}, 1 / 3 + number / 7)
+        assert (mean.finish()["w"].load() == 1).all()
+
+
+def test_another_process_goes_on_where_one_died(tmp_path):
+    first = weighlock.Mean(tmp_path, durable=False)
+    first.add(MODELS[0], 1, name="a")
+    first.add(MODELS[1], 2, name="b")
+    del first  # without closing: as if it had been killed
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        assert mean.weights == {"a": 1, "b": 2}
+        with pytest.raises(CombineError, match="b: was counted already"):
+            mean.add(MODELS[1], 2, name="b")
+        mean.add(MODELS[2], 0.5, name="c")
+        found = mean.finish()
+        want = weighted(MODELS[:3], WEIGHTS[:3], "f32")
+        assert ulps_off(found["f32"].load(), want, "F32") <= 0.51
+
+
+REFUSED = {
+    "another dtype": ({"w": np.ones(3)}, 1, "tensor 'w' is F64, but F32 before"),
+    "another shape": ({"w": np.ones(4, F32)}, 1, r"late: tensor 'w' is F32 \[4\]"),
+    "NaN": ({"w": np.array([1, np.nan, 1], F32)}, 1, "late: tensor 'w' holds NaN"),
+    "a tensor less": ({}, 1, "late: lacks tensor 'w'"),
+    "a tensor more": ({"w": np.ones(3, F32), "x": np.ones(1, F32)}, 1, "lacks tensor 'x'"),
+    "a weight of 0": ({"w": np.ones(3, F32)}, 0, "late: has the weight 0"),
+    "a weight of NaN": ({"w": np.ones(3, F32)}, float("nan"), "late: has the weight nan"),
+    "4-bit numbers": ({"w": np.ones(4, weighlock.DType.F4.numpy)}, 1, "is F4"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_refused_does_not_count(case, tmp_path, no_leaks):
+    model, weight, says = REFUSED[case]
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        mean.add({"w": np.full(3, 5, F32)}, name="early")
+        before = (tmp_path / "accumulator.safetensors").read_bytes()
+        with pytest.raises(CombineError, match=says):
+            mean.add(model, weight, name="late")
+        assert (tmp_path / "accumulator.safetensors").read_bytes() == before
+        assert os.listdir(tmp_path) == ["accumulator.safetensors"]
+        assert list(mean.weights) == ["early"]
+        assert mean.finish()["w"].load().tolist() == [5, 5, 5]
+
+
+def test_who_lacks_a_tensor_can_be_skipped(tmp_path):
+    reports = []
+    with weighlock.Mean(tmp_path, missing="skip", durable=False, report=reports.append) as mean:
+        mean.add({"w": np.full(1, 4, F32)}, 1, name="a")
+        mean.add({"w": np.full(1, 1, F32), "x": np.full(1, 3, F32)}, 2, name="b")
+        mean.add({"x": np.full(1, 6, F32)}, 1, name="c")
+        found = mean.finish()
+    assert found["w"].load().tolist() == [2]
+    assert found["x"].load().tolist() == [4]
+    assert reports[0].skipped == {"w": ("c",), "x": ("a",)}
+    assert any("'x' is made without a" in note for note in found.notes)
+
+
+@pytest.mark.parametrize(("policy", "want"), [("first", 4), ("max", 9), ("round", 5)])
+def test_integers(policy, want, tmp_path):
+    with weighlock.Mean(tmp_path, integers=policy, durable=False) as mean:
+        for value, weight in ((4, 3), (9, 1), (6, 1)):
+            mean.add({"n": np.array([value])}, weight)
+        found = mean.finish()["n"]
+        assert found.load().tolist() == [want]
+        assert found.dtype == "I64"
+
+
+def test_any_thread_may_add(tmp_path):
+    with weighlock.Mean(tmp_path, "f64", durable=False) as mean:
+        threads = [
+            threading.Thread(
+                target=mean.add, args=({"w": np.full(100, n, F32)},), kwargs={"name": str(n)}
+            )
+            for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(mean.weights) == list("01234567")
+        assert (mean.finish()["w"].load() == 3.5).all()
+
+
+def test_a_spool_may_hold_it(tmp_path, no_leaks):
+    with weighlock.Spool(tmp_path) as spool:
+        mean = weighlock.Mean(spool)
+        mean.add({"w": np.ones(3, F32)})
+        found = mean.finish(spool)
+        assert found["w"].load().tolist() == [1, 1, 1]
+        found.close()
+    assert os.listdir(tmp_path) == []
+
+
+def test_nothing_added_and_closed(tmp_path):
+    mean = weighlock.Mean(tmp_path)
+    with pytest.raises(CombineError, match="nobody was added"):
+        mean.finish()
+    mean.close()
+    mean.close()
+    with pytest.raises(LocalProtocolError, match="was closed"):
+        mean.add({"w": np.ones(3, F32)})
+
+
+def test_another_file_of_that_name_is_not_taken_for_one(tmp_path):
+    weighlock.save(tmp_path / "accumulator.safetensors", {"w": np.ones(3, F32)})
+    with pytest.raises(FormatError, match="is not the accumulator of a mean"):
+        weighlock.Mean(tmp_path)
