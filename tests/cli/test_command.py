@@ -189,21 +189,32 @@ def test_a_terminal_sees_progress_and_standard_output_does_not(path, tmp_path):
 
 
 @pytest.mark.slow
-def test_the_demo_runs_and_cleans_up(weighlock_command, tmp_path):
+def test_the_demo_runs_federated_rounds_and_cleans_up(weighlock_command, tmp_path):
     result = weighlock_command(
-        "demo", "--size", "20MB", env={**os.environ, "TMPDIR": str(tmp_path)}
+        "demo", "--size", "20MB", "--sites", 2, env={**os.environ, "TMPDIR": str(tmp_path)}
     )
     said = succeeded(result)
-    assert "all equal" in said
-    assert "Memory at the peak" in said
-    assert list(tmp_path.iterdir()) == []
-    kept = tmp_path / "kept"
-    succeeded(weighlock_command("demo", "--size", "20MB", "--keep", kept))
-    assert sorted(entry.name for entry in kept.iterdir()) == [
-        "model.safetensors",
-        "next.safetensors",
-        "pulled.safetensors",
-        "sharded",
+    assert said.count("site-1, site-2 landed") == 2
+    assert said.count("as near as bf16 can be") == 2
+    rows = [line.split() for line in said.splitlines() if line.strip().startswith("site-")]
+    assert [row[:2] for row in rows] == [
+        [f"site-{site}", str(number)] for number in (1, 2) for site in (1, 2)
     ]
-    succeeded(weighlock_command("verify", "--data", "--finite", kept / "model.safetensors"))
-    assert_refused(weighlock_command("demo", "--size", "20MB", "--keep", kept), "kept")
+    first, second = float(rows[0][2]), float(rows[2][2])  # MB pulled
+    assert second < first / 3  # most layers are frozen
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_the_demo_leaves_its_files_where_it_is_told(weighlock_command, tmp_path):
+    kept = tmp_path / "kept"
+    small = ("demo", "--size", "8MB", "--sites", 1, "--rounds", 1, "--keep", kept)
+    succeeded(weighlock_command(*small))
+    assert sorted(entry.name for entry in kept.iterdir()) == [
+        "inbox-1",
+        "model-0.safetensors",
+        "model-1.safetensors",
+        "site-1",
+    ]
+    succeeded(weighlock_command("verify", "--data", "--finite", kept / "model-1.safetensors"))
+    assert_refused(weighlock_command(*small), "kept")
+    assert weighlock_command("demo", "--sites", 0).returncode == 2

@@ -1,163 +1,245 @@
-"""`weighlock demo`: the library at work on a model made on the spot, with what it measured."""
+"""`weighlock demo`: federated rounds on one machine, with real processes; what they measured."""
 
 import contextlib
+import json
 import os
-import resource
+import subprocess
 import sys
 import tempfile
+import textwrap
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import click
 import numpy as np
 
 import weighlock
+from weighlock.cli.demo_model import is_trained, specs_of, tensors_of
+from weighlock.cli.demo_site import peak_bytes, send
 from weighlock.cli.shared import SIZE
-from weighlock.cli.text import escaped, quantity, size
-from weighlock.tensors.arrays import Array
-from weighlock.tensors.dtypes import DType
-from weighlock.tensors.spec import TensorSpec
+from weighlock.cli.text import columns, escaped, quantity, size
+from weighlock.errors import CombineError, TransferError
+from weighlock.sources.access import Address
 
 __all__ = ["command"]
 
-_HIDDEN, _VOCABULARY = 2048, 8192
+_SAMPLE = 4096
+"""Values of each trained tensor that the mean is checked on."""
 
 
 @click.command("demo")
 @click.option(
     "--size", "total", type=SIZE, default="500MB", show_default=True, help="Bytes of the model."
 )
+@click.option("--sites", default=3, show_default=True, help="Processes that train.")
+@click.option("--rounds", default=2, show_default=True, help="Rounds of training.")
 @click.option("--keep", type=click.Path(), help="Leave the files in this new directory.")
-def command(total: int, keep: str | None) -> None:
-    """Make a model, stream it to disk, slice, shard and share it; measure all of it."""
+def command(total: int, sites: int, rounds: int, keep: str | None) -> None:
+    """Federated rounds: a model goes out by reference, comes back trained, and is averaged.
+
+    A server and its sites are processes of their own. Nothing is left behind.
+    """
+    if sites < 1 or rounds < 1:
+        raise click.UsageError("there must be a site and a round")
     with contextlib.ExitStack() as stack:
         if keep is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="weighlock-demo-"))
         else:
             os.makedirs(keep)
             directory = keep
-        _run(directory, total)
+        _Federation(directory, total, sites).run(rounds)
         if keep is not None:
             click.echo(f"\nThe files are in {escaped(directory)}.")
 
 
-def _run(directory: str, total: int) -> None:
-    path = os.path.join(directory, "model.safetensors")
-    specs = _specs(total)
-    nbytes = sum(spec.nbytes for spec in specs)
-    values = sum(spec.size for spec in specs)
-    _say(f"A model of {len(specs)} tensors, {quantity(values)} parameters, {size(nbytes)} in bf16.")
-    weighlock.open(_tiny())  # imports what is imported on first use, so that it is not measured
-    before = _memory()
+@dataclass(frozen=True, slots=True)
+class _Site:
+    """A process that trains."""
 
-    with _measured("write it, tensor by tensor, from a generator", nbytes):
-        weighlock.save(path, _tensors(specs), specs=specs, metadata={"made by": "weighlock demo"})
-    with _measured("open it (the header only)"):
-        catalog = weighlock.open(path)
-    with _measured("read 16 rows of embed.weight"):
-        rows = catalog["embed.weight"][1000:1016]
-    click.echo(f"      {rows.dtype} {list(rows.shape)}, first row starts {rows[0, :4]}")
-    sharded = os.path.join(directory, "sharded")
-    with _measured("copy it into shards of 200 MB, from file to file", nbytes):
-        weighlock.save(sharded, catalog, max_shard_bytes=200_000_000)
-    click.echo(f"      {', '.join(sorted(os.listdir(sharded)))}")
-    with _measured("compare every byte of both", 2 * nbytes):
-        other = weighlock.open(sharded)
-        same = all(_equal(catalog[name], other[name]) for name in catalog)
-    click.echo(f"      {'all equal' if same else 'THEY DIFFER'}")
-    _share(catalog, directory, nbytes)
-    largest = size(max(spec.nbytes for spec in specs))
-    _say(
-        f"Memory at the peak, beyond start-up: {size(max(0, _memory() - before))}, "
-        f"of which {largest} for the largest tensor while it was made."
-    )
-    _say(
-        "Look into it yourself: weighlock demo --keep models; weighlock ls models/model.safetensors"
-    )
+    name: str
+    process: "subprocess.Popen[bytes]"
+
+    def send(self, body: bytes) -> None:
+        assert self.process.stdin is not None  # noqa: S101
+        send(self.process.stdin, body)  # type: ignore[arg-type]
+
+    def measured(self) -> dict[str, float]:
+        """What it measured in this round.
+
+        Raises:
+            TransferError: it has ended before.
+        """
+        assert self.process.stdout is not None  # noqa: S101
+        line = self.process.stdout.readline()
+        if not line:
+            raise TransferError(f"{self.name} ended with code {self.process.wait()}")
+        facts: dict[str, float] = json.loads(line)
+        return facts
 
 
-def _share(catalog: weighlock.Catalog, directory: str, nbytes: int) -> None:
-    """Offer the file, pull it again, then pull a version of it of which little differs."""
-    first, second = (os.path.join(directory, f"{name}.safetensors") for name in ("pulled", "next"))
-    with weighlock.Server() as server:
-        with _measured("share it over HTTP (nothing is copied)"):
-            share = server.share(catalog)
-        with _measured("pull it to another file, every block hashed there and here", nbytes):
-            weighlock.fetch(share.url, into=first).close()
-        with _measured("read 16 rows of it through the network"):
-            remote = weighlock.open(share.url)
-            rows = remote["embed.weight"][1000:1016]
-        click.echo(f"      equal to the file's: {_same(rows, catalog['embed.weight'][1000:1016])}")
-        remote.close()
-        changed = {**catalog, "embed.weight": catalog["embed.weight"].load() * 2}
-        with server.share(changed) as again, _measured("pull the next version, with this as base"):
-            weighlock.fetch(again.url, into=second, base=first).close()
+class _Federation:
+    """The server's side of the demo."""
+
+    def __init__(self, directory: str, total: int, sites: int) -> None:
+        self._directory = directory
+        self._specs = specs_of(total)
+        self._names = [f"site-{number}" for number in range(1, sites + 1)]
+        self._weights = dict(zip(self._names, range(1, sites + 1), strict=True))
+        self._rows: list[tuple[str, ...]] = []
+
+    def run(self, rounds: int) -> None:
+        nbytes = sum(spec.nbytes for spec in self._specs)
+        values = sum(spec.size for spec in self._specs)
+        _say(
+            f"A model of {len(self._specs)} tensors, {quantity(values)} parameters, "
+            f"{size(nbytes)} in bf16; a server and {len(self._names)} sites, each a process."
+        )
+        model = os.path.join(self._directory, "model-0.safetensors")
+        with _step("the server writes it, tensor by tensor, from a generator", nbytes):
+            weighlock.save(model, tensors_of(self._specs), specs=self._specs)
+        with weighlock.Server() as server, self._sites(server.url) as sites:
+            for number in range(1, rounds + 1):
+                model = self._round(server, sites, number, model, nbytes)
+        _say("What each process moved, and the most memory it ever had")
+        heads = ("process", "round", "pulled", "", "pushed", "", "peak memory", "of the model")
+        peak = peak_bytes()
+        self._rows.append(("server", "", "", "", "", "", size(peak), f"{peak / nbytes:.0%}"))
+        table = columns([heads, *self._rows], right=frozenset({2, 3, 4, 5, 6, 7}))
+        click.echo(textwrap.indent(table, "  "))
+
+    def _round(
+        self,
+        server: weighlock.Server,
+        sites: Sequence[_Site],
+        number: int,
+        path: str,
+        nbytes: int,
+    ) -> str:
+        _say(f"Round {number}")
+        if number > 1:
+            frozen = sum(spec.nbytes for spec in self._specs if not is_trained(spec.name))
+            click.echo(
+                f"  Sites trained a few layers; {frozen / nbytes:.0%} of the model are frozen, and "
+                "what a site has already is not pulled again (base=)."
+            )
+        after = os.path.join(self._directory, f"model-{number}.safetensors")
+        landing = os.path.join(self._directory, f"inbox-{number}")
+        specs = {spec.name: spec for spec in self._specs}
+        with (
+            weighlock.open(path) as model,
+            server.inbox(self._names, into=landing, specs=specs, durable=False) as inbox,
+        ):
+            with _step("pack a message for each site: the model by reference, the way back"):
+                packed = server.pack({"round": number, "model": model}, receivers=self._names)
+                bodies = {
+                    name: weighlock.pack(
+                        # What it refers to stays as it is, with its owner and its receiver.
+                        {
+                            "task": weighlock.unpack(packed.body_for(name)),
+                            "inbox": inbox.url_for(name),
+                        }
+                    ).seal()
+                    for name in self._names
+                }
+            click.echo(f"      {len(bodies[self._names[0]]):,} bytes each")
+            start = time.perf_counter()
+            for site in sites:
+                site.send(bodies[site.name])
+            facts = {site.name: site.measured() for site in sites}
+            landed = dict(inbox)
+            share = packed.share
+            assert share is not None  # noqa: S101
+            pulled = share.sent_bytes
+            _told(
+                "the sites pull, train and push, all at once",
+                time.perf_counter() - start,
+                pulled + sum(catalog.nbytes for catalog in landed.values()),
+            )
+            click.echo(f"      outcome: {', '.join(share.wait(30).landed)} landed")
+            self._rows += [
+                _row(name, number, pulled // len(facts), facts[name], nbytes) for name in facts
+            ]
+            with _step("average what came back, block by block", nbytes * (len(landed) + 1)):
+                mean = weighlock.mean(landed, self._weights, out=after, durable=False)
+            with mean:
+                self._check(mean, landed)
+            for catalog in landed.values():
+                catalog.close()
+        return after
+
+    def _check(self, mean: weighlock.Catalog, landed: Mapping[str, weighlock.Catalog]) -> None:
+        """Compare a sample of the mean with a reference in float64."""
+        worst, total = 0.0, sum(self._weights.values())
+        for name in filter(is_trained, mean):
+            flat = mean[name].load().reshape(-1)
+            places = np.linspace(0, flat.size - 1, min(_SAMPLE, flat.size)).astype(np.int64)
+            got = flat[places].astype(np.float64)
+            exact = sum(
+                landed[site][name].load().reshape(-1)[places].astype(np.float64) * weight / total
+                for site, weight in self._weights.items()
+            )
+            unit = 2.0 ** (np.floor(np.log2(np.abs(exact) + 1e-300)) - 7)  # of bf16
+            worst = max(worst, float(np.max(np.abs(got - exact) / unit)))
+        verdict = "as near as bf16 can be" if worst <= 0.51 else "WRONG"
+        click.echo(
+            f"      against float64, on a sample: {worst:.2f} units in the last place: {verdict}"
+        )
+        if worst > 0.51:
+            raise CombineError(f"the mean is {worst:.2f} units in the last place off")
+
+    @contextlib.contextmanager
+    def _sites(self, owner: str) -> Iterator[list[_Site]]:
+        address = Address.of(owner)
+        sites: list[_Site] = []
+        try:
+            for number, name in enumerate(self._names, 1):
+                place = os.path.join(self._directory, name)
+                os.mkdir(place)
+                arguments = [place, f"{address.host}:{address.port}", str(number)]
+                process = subprocess.Popen(
+                    [sys.executable, "-m", "weighlock.cli.demo_site", *arguments],
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                )
+                sites.append(_Site(name, process))
+            yield sites
+        except BaseException:
+            for site in sites:
+                site.process.kill()
+            raise
+        finally:
+            for site in sites:
+                site.process.communicate()  # its input ends, and so does it
 
 
-def _same(a: Array, b: Array) -> str:
-    return "yes" if np.array_equal(a.view(np.uint8), b.view(np.uint8)) else "NO"
-
-
-def _specs(total: int) -> list[TensorSpec]:
-    """A transformer-like model of about `total` bytes."""
-    layer = [
-        ("attention.qkv.weight", (3 * _HIDDEN, _HIDDEN)),
-        ("attention.out.weight", (_HIDDEN, _HIDDEN)),
-        ("mlp.up.weight", (4 * _HIDDEN, _HIDDEN)),
-        ("mlp.down.weight", (_HIDDEN, 4 * _HIDDEN)),
-        ("norm.weight", (_HIDDEN,)),
-    ]
-    per_layer = 2 * sum(int(np.prod(shape)) for _, shape in layer)
-    embedding = min(_VOCABULARY, max(1016, total // 4 // (2 * _HIDDEN)))
-    count = max(1, (total - 2 * _HIDDEN * embedding) // per_layer)
-    return [
-        TensorSpec("embed.weight", DType.BF16, (embedding, _HIDDEN)),
-        *(
-            TensorSpec(f"layers.{number}.{name}", DType.BF16, shape)
-            for number in range(count)
-            for name, shape in layer
-        ),
-    ]
-
-
-def _tensors(specs: list[TensorSpec]) -> Iterator[tuple[str, Array]]:
-    """One tensor at a time, all from one small table of numbers."""
-    table = np.random.default_rng(7).standard_normal(1 << 20, np.float32)
-    numbers = (table * 0.02).astype(DType.BF16.numpy)
-    for spec in specs:
-        tensor = np.empty(spec.size, DType.BF16.numpy)
-        for first in range(0, spec.size, numbers.size):
-            part = tensor[first : first + numbers.size]
-            part[:] = numbers[: part.size]
-        yield spec.name, tensor.reshape(spec.shape)
-
-
-def _tiny() -> bytes:
-    header = b'{"x":{"dtype":"BF16","shape":[1],"data_offsets":[0,2]}}'
-    return len(header).to_bytes(8, "little") + header + b"\0\0"
-
-
-def _equal(a: weighlock.TensorRef, b: weighlock.TensorRef) -> bool:
-    pieces = zip(a.pieces(), b.pieces(), strict=True)
-    return all(
-        np.array_equal(np.frombuffer(x, np.uint8), np.frombuffer(y, np.uint8)) for x, y in pieces
+def _row(
+    name: str, number: int, pulled: int, facts: Mapping[str, float], nbytes: int
+) -> tuple[str, ...]:
+    pushed = int(facts["pushed_bytes"])
+    return (
+        name,
+        str(number),
+        size(pulled),
+        f"{facts['pulled_s']:.2f} s {size(int(pulled / facts['pulled_s']))}/s",
+        size(pushed),
+        f"{facts['pushed_s']:.2f} s {size(int(pushed / facts['pushed_s']))}/s",
+        size(int(facts["peak_bytes"])),
+        f"{facts['peak_bytes'] / nbytes:.0%}",
     )
 
 
 @contextlib.contextmanager
-def _measured(what: str, nbytes: int = 0) -> Iterator[None]:
+def _step(what: str, nbytes: int = 0) -> Iterator[None]:
     start = time.perf_counter()
     yield
-    seconds = time.perf_counter() - start
+    _told(what, time.perf_counter() - start, nbytes)
+
+
+def _told(what: str, seconds: float, nbytes: int) -> None:
     took = f"{seconds * 1000:.1f} ms" if seconds < 0.1 else f"{seconds:.2f} s"
     rate = f"  {size(int(nbytes / seconds))}/s" if nbytes else ""
     click.echo(f"  {took:>9}  {what}{rate}")
-
-
-def _memory() -> int:
-    """Most memory this process has had so far, in bytes."""
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    return peak if sys.platform == "darwin" else peak * 1024
 
 
 def _say(text: str) -> None:

@@ -4,15 +4,20 @@ One rule for both: their bytes, laid out as the remote header says, are hashed b
 what matches its digest need not be pulled. Nothing else identifies content.
 """
 
+import contextlib
+import os
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import TypeAlias
 
 from blake3 import blake3
 
 from weighlock.errors import SourceError
+from weighlock.formats.detect import open_catalog
 from weighlock.sources.grid import block_span
 from weighlock.sources.http import HttpSource
 from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.convert import as_ref
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
@@ -20,7 +25,22 @@ from weighlock.transfer.digests import in_two_threads
 from weighlock.transfer.landing import FileLanding, Landing
 from weighlock.transfer.layout import Segment, VirtualFile
 
-__all__ = ["BaseContents", "take_from_base", "take_from_part"]
+__all__ = ["Base", "BaseContents", "opened_base", "take_from_base", "take_from_part"]
+
+Base: TypeAlias = "Mapping[str, object] | str | os.PathLike[str]"
+"""A model one has: a catalog, arrays, or a path."""
+
+
+@contextlib.contextmanager
+def opened_base(base: "Base | None") -> Iterator[Catalog | None]:
+    """The model one has, as a catalog; closed at the end if it was opened for this."""
+    if isinstance(base, (str, os.PathLike)):
+        with open_catalog(base) as opened:
+            yield opened
+    elif base is None or isinstance(base, Catalog):
+        yield base
+    else:
+        yield Catalog({name: as_ref(name, value) for name, value in base.items()})
 
 
 class BaseContents:

@@ -14,6 +14,7 @@ from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError
+from weighlock.fetching.bases import Base, opened_base
 from weighlock.fetching.filling import into_arrays
 from weighlock.fetching.one import How, One, choose, save_chosen
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
@@ -39,7 +40,7 @@ def fetch(
     out: "Mapping[str, object] | object | None" = None,
     into: "str | os.PathLike[str] | Spool | None" = None,
     names: str | Sequence[str] | None = None,
-    base: "Mapping[str, object] | str | os.PathLike[str] | None" = None,
+    base: "Base | None" = None,
     receiver: str | None = None,
     access: Access | None = None,
     abort: Abort | None = None,
@@ -95,32 +96,20 @@ def fetch(
         limits or Limits(),
     )
     patterns = (names,) if isinstance(names, str) else names
-    opened = _open_base(base)
-    try:
-        with (
-            into.aborting(how.abort) if isinstance(into, Spool) else nullcontext(how.abort) as stop
-        ):
-            how = replace(how, abort=stop)
-            if is_index(url):
-                return _fetch_sharded(url, out, into, patterns, opened, progress, how)
-            with closing(how.open(url)) as source:
-                with Reporting(source, receiver, progress) as reporting:
-                    one = One(source, patterns, opened, how)
-                    fetched = one.fetch(out, into, reporting.told)
-                if reporting.unconfirmed:
-                    fetched = fetched.noted(UNCONFIRMED)
-                return noted(fetched, source)
-    finally:
-        if isinstance(base, (str, os.PathLike)) and opened is not None:
-            opened.close()
-
-
-def _open_base(base: "Mapping[str, object] | str | os.PathLike[str] | None") -> Catalog | None:
-    if base is None or isinstance(base, Catalog):
-        return base
-    if isinstance(base, (str, os.PathLike)):
-        return open_catalog(base)
-    return Catalog({name: as_ref(name, value) for name, value in base.items()})
+    with (
+        opened_base(base) as opened,
+        into.aborting(how.abort) if isinstance(into, Spool) else nullcontext(how.abort) as stop,
+    ):
+        how = replace(how, abort=stop)
+        if is_index(url):
+            return _fetch_sharded(url, out, into, patterns, opened, progress, how)
+        with closing(how.open(url)) as source:
+            with Reporting(source, receiver, progress) as reporting:
+                one = One(source, patterns, opened, how)
+                fetched = one.fetch(out, into, reporting.told)
+            if reporting.unconfirmed:
+                fetched = fetched.noted(UNCONFIRMED)
+            return noted(fetched, source)
 
 
 def _fetch_sharded(

@@ -8,13 +8,14 @@ import os
 from collections.abc import Callable
 from contextlib import ExitStack, closing
 from dataclasses import replace
-from typing import Literal
+from typing import Any, Literal
 
 from blake3 import blake3
 
 from weighlock.abort import Abort
 from weighlock.disk.spool import Spool
 from weighlock.errors import MessageInvalid
+from weighlock.fetching.bases import Base, opened_base
 from weighlock.fetching.filling import check_memory
 from weighlock.fetching.one import How, One
 from weighlock.fetching.reporting import Reporting
@@ -37,6 +38,7 @@ def resolve(
     obj: object,
     *,
     into: "str | os.PathLike[str] | Spool | None" = None,
+    base: "Base | None" = None,
     tensors: Literal["numpy", "torch"] = "numpy",
     access: Access | None = None,
     abort: Abort | None = None,
@@ -46,7 +48,7 @@ def resolve(
     confirm: bool = True,
     registry: Registry | None = None,
     limits: Limits | None = None,
-) -> object:
+) -> Any:
     """Fetch every tensor an object refers to.
 
     Args:
@@ -54,6 +56,8 @@ def resolve(
             types with refs in it. It is not changed.
         into: a directory in which each owner's tensors become a file, or a spool, where they go
             with their last ref; to memory if not given.
+        base: a model one has, as a catalog, arrays or a path: blocks that are the same in its
+            tensors of the same names are not pulled.
         tensors: what takes the place of refs in memory.
         access: the hosts that may be dialled, instead of what `unpack` was told.
         abort: `abort.set()` in any thread ends this with `Aborted`.
@@ -84,6 +88,7 @@ def resolve(
         check_memory(found.nbytes + found.remote_bytes, limits)
     landed: dict[tuple[object, Span], TensorRef] = {}
     with ExitStack() as stack:
+        known = stack.enter_context(opened_base(base))
         if isinstance(into, Spool):
             how = replace(how, abort=stack.enter_context(into.aborting(how.abort)))
         opened = [
@@ -94,7 +99,7 @@ def resolve(
         for wanted, source in opened:
             tell = _within(progress, before, wanted.nbytes, found.remote_bytes)
             place = None if into is None else _place(into, wanted.source)
-            one = One(source, wanted.choose, None, how)
+            one = One(source, wanted.choose, known, how)
             if confirm:
                 with Reporting(source, None, tell) as reporting:
                     catalog = one.fetch(None, place, reporting.told)

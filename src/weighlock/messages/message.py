@@ -7,6 +7,7 @@ message and was not fetched packs as itself: same owner, same URL, same bytes.
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 from weighlock.errors import LocalProtocolError, MessageInvalid
 from weighlock.formats.virtual import place_all
@@ -125,7 +126,7 @@ def unpack(
     registry: Registry | None = None,
     limits: Limits | None = None,
     open_ticket: Callable[[str, int], Readable] | None = None,
-) -> object:
+) -> Any:
     """The object of a message, with refs in place of tensors that were offered. Opens nothing.
 
     Args:

@@ -227,6 +227,7 @@ class Conversation:
         except (WeighlockError, MemoryError) as error:
             share.note_failure(span.offset)
             raise OSError(str(error)) from error
+        share.note_sent(span.length)
         self._h11.send(h11.EndOfMessage())
 
 

@@ -50,6 +50,7 @@ class Share(Offer):
         self.etag = f'"{blake3(ticketing.offer_id.encode()).hexdigest(16)}"'
         self._lock = threading.Lock()
         self._failures: set[int] = set()
+        self._sent_bytes = 0
 
     def __repr__(self) -> str:
         return f"<Share {shown(self.url)} of {self.size:,} bytes, {self.ended or 'live'}>"
@@ -88,6 +89,16 @@ class Share(Offer):
             matches = False
         if not matches:
             self.end("changed")
+
+    @property
+    def sent_bytes(self) -> int:
+        """Bytes of the file that were sent so far, to whomever."""
+        return self._sent_bytes
+
+    def note_sent(self, count: int) -> None:
+        """So many more were sent."""
+        with self._lock:
+            self._sent_bytes += count
 
     def note_failure(self, offset: int) -> None:
         """Remember that a range broke off here: the next time it is tried before it is promised."""
