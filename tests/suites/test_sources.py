@@ -13,6 +13,7 @@ from suites.counting import CountingSource
 from weighlock.errors import ShortRead, SourceError
 from weighlock.sources.base import Source
 from weighlock.sources.http import HttpSource
+from weighlock.sources.http_remote import Remote
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import BytesSource, FileSource
 
@@ -202,7 +203,7 @@ def make_remote(web, content, place, **options):
     directory, origin = web
     name = f"{len(list(directory.iterdir()))}"
     (directory / name).write_bytes(content)
-    return HttpSource(f"{origin}/{place.format(name)}", **options)
+    return HttpSource(Remote(f"{origin}/{place.format(name)}", **options))
 
 
 class TestHttpSourceThatVerifies(SourceSuite):

@@ -487,6 +487,45 @@ def test_refs_travel_to_spawned_processes(stored):
     assert np.array_equal(sliced, arrays["t5"][2:4])
 
 
+FORKED_THREADS = """
+import os, sys, threading
+from weighlock.sources.local import FileSource
+
+sources = [FileSource(sys.argv[1], hold=False) for _ in range(3000)]
+pid = os.fork()
+if pid == 0:
+    code = 1
+    try:
+        sys.setswitchinterval(1e-6)
+        started, found = threading.Barrier(4), [set() for _ in sources]
+
+
+        def use():
+            started.wait()
+            for source, uses in zip(sources, found, strict=True):
+                uses.add(source._use())
+
+
+        threads = [threading.Thread(target=use) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        code = int(any(len(uses) != 1 for uses in found))
+    finally:
+        os._exit(code)
+assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 0
+print("fine")
+"""
+
+
+def test_threads_of_a_forked_child_count_their_reads_together(tmp_path, run_python):
+    """With a count of its own, one thread would close the descriptor under another's read."""
+    path = tmp_path / "a"
+    path.write_bytes(b"a")
+    assert run_python(FORKED_THREADS, path).stdout == "fine\n"
+
+
 FORK = """
 import os, sys, threading
 import numpy as np
@@ -501,7 +540,7 @@ inside, done = threading.Event(), threading.Event()
 
 def hold():
     # Another thread inside the source's lock, as one is for an instant in every read.
-    with refs[0].source._lock:
+    with refs[0].source._use().lock:
         inside.set()
         done.wait()
 

@@ -32,6 +32,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.sources.grid import block_span
 from weighlock.sources.http import HttpSource
+from weighlock.sources.http_remote import Remote
 from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
@@ -64,7 +65,9 @@ class How:
         """The file behind a URL."""
         self.abort.check()
         return HttpSource(
-            url, access=self.access, verify=self.verify, limits=self.limits, abort=self.abort
+            Remote(
+                url, access=self.access, verify=self.verify, limits=self.limits, abort=self.abort
+            )
         )
 
     def puller(self, source: HttpSource) -> Puller:

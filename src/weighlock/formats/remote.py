@@ -10,6 +10,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.base import Source
 from weighlock.sources.http import HttpSource
+from weighlock.sources.http_remote import Remote
 from weighlock.sources.receipt import Receipt, Word
 from weighlock.tensors.catalog import Catalog
 
@@ -39,7 +40,7 @@ def open_url(
         TransferError, SourceError: it could not be had.
         FormatError: it is not in a format that can be read.
     """
-    source = HttpSource(url, access=access, verify=verify, limits=limits)
+    source = HttpSource(Remote(url, access=access, verify=verify, limits=limits))
     try:
         if is_index(url):
             catalog = _open_index(source, url, limits, open_source, access, verify)
@@ -107,4 +108,4 @@ def _open_index(
 def _open_shard(
     url: str, *, hold: bool, access: Access | None, verify: bool, limits: Limits
 ) -> HttpSource:
-    return HttpSource(url, access=access, verify=verify, limits=limits)
+    return HttpSource(Remote(url, access=access, verify=verify, limits=limits))

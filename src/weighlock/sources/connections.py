@@ -44,10 +44,7 @@ class Connections:
         self.access = access or Access()
         self.limits = limits or Limits()
         self.abort = abort or Abort()
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._idle: list[Connection] = []
-        self._leased: set[Connection] = set()
+        self._owns: dict[int, _Own] = {}
         self._closed = False
         self._forget = self.abort.on_set(self.shut)
 
@@ -64,32 +61,35 @@ class Connections:
 
     def rest(self) -> None:
         """Close those nobody uses now; whoever asks next gets a new one."""
-        with self._guard():
-            idle, self._idle = self._idle, []
+        own = self._own
+        with own.lock:
+            idle, own.idle = own.idle, []
         for connection in idle:
             connection.close()
 
     def shut(self) -> None:
         """Wake every thread that waits for a reply; it will see a lost peer."""
-        for connection in list(self._leased):
+        for connection in list(self._own.leased):
             connection.shut()
 
     def __del__(self) -> None:
-        for connection in getattr(self, "_idle", ()):
-            connection.close()
+        for own in getattr(self, "_owns", {}).values():
+            for connection in own.idle:
+                connection.close()
 
     @contextlib.contextmanager
     def lease(self, address: Address, *, is_kept: bool = True) -> Iterator[Connection]:
         """A connection for one thread; kept for the next if nothing goes wrong."""
-        with self._guard():
+        own = self._own
+        with own.lock:
             if self._closed:
                 raise SourceError(f"{self.label}: used after it was closed")
-            connection = self._idle.pop() if self._idle else None
+            connection = own.idle.pop() if own.idle else None
         if connection is not None and connection.origin != address.origin:
             connection.close()
             connection = None
         connection = connection or Connection(address, self.access, self.limits)
-        self._leased.add(connection)
+        own.leased.add(connection)
         try:
             self.abort.check()  # after it can be shut: whoever says stop now is heard
             yield connection
@@ -97,10 +97,10 @@ class Connections:
             connection.close()
             raise
         finally:
-            self._leased.discard(connection)
-        with self._guard():
+            own.leased.discard(connection)
+        with own.lock:
             if is_kept and not self._closed:
-                self._idle.append(connection)
+                own.idle.append(connection)
                 return
         connection.close()
 
@@ -126,12 +126,19 @@ class Connections:
                 pause = retrying.pause_after(error)
             sleep(pause)
 
-    def _guard(self) -> threading.Lock:
+    @property
+    def _own(self) -> "_Own":
+        # After a fork connections are the parent's conversations, and locks may be held by threads
+        # that do not exist here: each process has its own. `setdefault` is one step for the
+        # interpreter, so that threads of a child get the same one.
         pid = os.getpid()
-        if pid != self._pid:
-            # A fork: connections are the parent's conversations, and the lock may be held by a
-            # thread that does not exist here.
-            self._lock = threading.Lock()
-            self._idle = []
-            self._pid = pid
-        return self._lock
+        return self._owns.get(pid) or self._owns.setdefault(pid, _Own())
+
+
+class _Own:
+    """The connections of one process."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.idle: list[Connection] = []
+        self.leased: set[Connection] = set()

@@ -4,6 +4,7 @@ On a Weighlock server it is read block by verified block, on any other that answ
 server says it is. What is asked how is `Remote`'s; here lies what a read needs of it.
 """
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
@@ -11,10 +12,7 @@ from collections.abc import Sequence
 import numpy as np
 from blake3 import blake3
 
-from weighlock.abort import Abort
 from weighlock.errors import ShortRead, SourceError
-from weighlock.limits import Limits
-from weighlock.sources.access import Access
 from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES, block_span, blocks_of, runs
 from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
@@ -28,36 +26,13 @@ _KEPT_BLOCKS = 8
 
 
 class HttpSource:
-    """A file behind a URL.
+    """A file behind a URL, as `Remote(url, …)` found it. Closed together with it."""
 
-    Args:
-        url: http or https. Redirects are followed, never from https to http.
-        access: credentials for its origin.
-        verify: check blocks against their digests, where the server is a Weighlock one.
-        limits: timeouts, patience, redirects.
-        abort: ends whatever waits for a reply.
-        resource: what the URL is known to hold; asked for if not given.
-
-    Raises:
-        ShareGone, Refused, PeerLost, TransferTimeout, RemoteProtocolError: it cannot be opened.
-    """
-
-    def __init__(
-        self,
-        url: str,
-        *,
-        access: Access | None = None,
-        verify: bool = True,
-        limits: Limits | None = None,
-        abort: Abort | None = None,
-        resource: Resource | None = None,
-    ) -> None:
-        self.remote = Remote(
-            url, access=access, verify=verify, limits=limits, abort=abort, resource=resource
-        )
+    def __init__(self, remote: Remote) -> None:
+        self.remote = remote
         self.label = self.remote.label
-        self._lock = threading.Lock()
         self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._locks: dict[int, threading.Lock] = {}
 
     @property
     def size(self) -> int:
@@ -142,13 +117,17 @@ class HttpSource:
                 self._keep(0, remote.first)
             else:
                 remote.first = b""  # it is asked for again
-        with self._lock:
+        with self._lock():
             kept = {block: self._kept[block] for block in blocks if block in self._kept}
         for block, content in kept.items():
             place.fill(block, content)
 
+    def _lock(self) -> threading.Lock:
+        # One for each process: a fork may happen while a thread holds it that the child has not.
+        return self._locks.setdefault(os.getpid(), threading.Lock())
+
     def _keep(self, block: int, content: bytes) -> None:
-        with self._lock:
+        with self._lock():
             self._kept[block] = content
             while len(self._kept) > _KEPT_BLOCKS:
                 self._kept.popitem(last=False)
@@ -174,7 +153,7 @@ class HttpSource:
 
 
 def _unpickled(url: str, verify: bool, resource: Resource) -> HttpSource:
-    return HttpSource(url, verify=verify, resource=resource)
+    return HttpSource(Remote(url, verify=verify, resource=resource))
 
 
 class _Window:

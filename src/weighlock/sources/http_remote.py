@@ -92,8 +92,7 @@ class Remote:
         self.verify = verify
         self.connections = Connections(self.label, access, limits, abort)
         """What it is asked over."""
-        self._digest_lock = threading.Lock()
-        self._pid = os.getpid()
+        self._locks: dict[int, threading.Lock] = {}
         self._pages: dict[int, bytes] = {}
         self.first = b""
         """The start of the file, which came with the first reply; not verified."""
@@ -214,17 +213,15 @@ class Remote:
         page = block // BLOCKS_PER_PAGE
         found = self._pages.get(page)
         if found is None:
-            with self._guard():
+            with self._digest_lock():
                 found = self._pages.get(page) or self._fetch_page(page)
                 self._pages[page] = found
         first = block % BLOCKS_PER_PAGE * DIGEST_BYTES
         return found[first : first + DIGEST_BYTES]
 
-    def _guard(self) -> threading.Lock:
-        pid = os.getpid()
-        if pid != self._pid:  # a fork: the lock may be held by a thread that does not exist here
-            self._digest_lock, self._pid = threading.Lock(), pid
-        return self._digest_lock
+    def _digest_lock(self) -> threading.Lock:
+        # One for each process: a fork may happen while a thread holds it that the child has not.
+        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _fetch_page(self, page: int) -> bytes:
         wanted = DIGEST_BYTES * len(page_blocks(page, self.size))

@@ -61,15 +61,13 @@ class FileSource:
     since raises `SourceChanged`. One that was only unlinked can still be read while it is held.
     """
 
-    __slots__ = ("_closed", "_fd", "_lock", "_pid", "_users", "fingerprint", "path")
+    __slots__ = ("_closed", "_fd", "_uses", "fingerprint", "path")
 
     def __init__(
         self, path: Path, *, hold: bool = True, fingerprint: Fingerprint | None = None
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
-        self._lock = threading.Lock()
-        self._pid = os.getpid()
-        self._users = 0
+        self._uses: dict[int, _Use] = {}
         self._closed = False
         self._fd = -1
         if fingerprint is not None and not hold:
@@ -122,9 +120,10 @@ class FileSource:
 
     def close(self) -> None:
         """Close the descriptor, as soon as no read is using it. Idempotent."""
-        with self._guard():
+        use = self._use()
+        with use.lock:
             self._closed = True
-            self._close_if_idle()
+            self._close_if_idle(use)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from that offset, with two threads if it is large."""
@@ -182,33 +181,42 @@ class FileSource:
                 return
         raise _changed(self.path, self.fingerprint, found)
 
-    def _guard(self) -> threading.Lock:
+    def _use(self) -> "_Use":
         # A lock held by another thread while this process was forked would stay locked for ever in
-        # the child, where that thread does not exist.
+        # the child, where that thread does not exist: each process has its own. `setdefault` is one
+        # step for the interpreter, so that threads of a child get the same one.
         pid = os.getpid()
-        if pid != self._pid:
-            self._lock = threading.Lock()
-            self._users = 0
-            self._pid = pid
-        return self._lock
+        return self._uses.get(pid) or self._uses.setdefault(pid, _Use())
 
     def _acquire(self) -> int:
-        with self._guard():
+        use = self._use()
+        with use.lock:
             if self._closed:
                 raise SourceError(f"{self.path}: used after it was closed")
             if self._fd >= 0:
-                self._users += 1
+                use.readers += 1
             return self._fd
 
     def _release(self) -> None:
-        with self._guard():
-            self._users -= 1
-            self._close_if_idle()
+        use = self._use()
+        with use.lock:
+            use.readers -= 1
+            self._close_if_idle(use)
 
-    def _close_if_idle(self) -> None:
-        if self._closed and self._users <= 0 and self._fd >= 0:
+    def _close_if_idle(self, use: "_Use") -> None:
+        if self._closed and use.readers <= 0 and self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+class _Use:
+    """How many reads of one process use a descriptor now."""
+
+    __slots__ = ("lock", "readers")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.readers = 0
 
 
 def _unpickled(path: str, fingerprint: Fingerprint) -> FileSource:

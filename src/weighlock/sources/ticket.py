@@ -13,6 +13,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_client import Resource
+from weighlock.sources.http_remote import Remote
 
 __all__ = ["TicketSource", "Tickets"]
 
@@ -87,11 +88,13 @@ class TicketSource:
                 f"access=Access(allow=[{place!r}]) to unpack or resolve"
             )
         return HttpSource(
-            self.ticket,
-            access=access,
-            limits=self._tickets.limits,
-            abort=abort,
-            resource=Resource(address, self.size, is_share=True),
+            Remote(
+                self.ticket,
+                access=access,
+                limits=self._tickets.limits,
+                abort=abort,
+                resource=Resource(address, self.size, is_share=True),
+            )
         )
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
