@@ -46,14 +46,16 @@ def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
     Raises:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
-    wanted = [(name, ref, _span(ref)) for name, ref in chosen.items()]
     # Pairs, not spans: there may be a million tensors, and a pair is hashed by C.
-    check_memory(sum(length for _, length in {(s.offset, s.length) for _, _, s in wanted}), limits)
+    pairs = {(span.offset, span.length) for span in map(_span, chosen.values())}
+    check_memory(sum(length for _, length in pairs), limits)
+    del pairs
     buffers: dict[tuple[int, int], memoryview] = {}
     targets: list[Target] = []
     refs: dict[str, TensorRef] = {}
-    for name, ref, span in wanted:
-        spec, key = ref.spec, (span.offset, span.length)
+    for name, ref in chosen.items():
+        spec, span = ref.spec, _span(ref)
+        key = span.offset, span.length
         view = buffers.get(key)
         if spec.dtype.is_packed:
             if view is None:
