@@ -499,11 +499,13 @@ def test_abort_is_prompt_while_a_server_sends_nothing(way, ending, content, tmp_
     """I19. A server that will close the connection (HTTP/1.0, `python -m http.server`) as well."""
     abort = weighlock.Abort()
     with StuckServer(content, ending) as server:
-        threading.Timer(0.3, abort.set).start()
+        timer = threading.Timer(0.3, abort.set)
+        timer.start()
         start = time.monotonic()
         with pytest.raises(Aborted):
             way(server.url, tmp_path, abort=abort, limits=Limits(idle_s=2.5))
         assert time.monotonic() - start < 1.5
+        timer.join()  # the fetch may end before the call that ended it
 
 
 @pytest.mark.parametrize("ending", ["keep-alive", "close"])
