@@ -759,14 +759,6 @@ def test_a_body_that_trickled_once_comes_over_the_next_connection(server, chaos)
     assert same(fetching.end(10), model(3.3))
 
 
-def test_a_receiver_that_bounds_its_own_rate_is_no_slow_peer(server):
-    """Time in which nobody waits for the owner is not held against it."""
-    tensors = {"a": np.zeros(3 * MB // 2, np.uint8)}
-    limits = weighlock.Limits(idle_s=0.05, patience_s=0)
-    url = server.share(tensors).url
-    assert same(weighlock.fetch(url, limit_rate=3 * MB, limits=limits), tensors)
-
-
 # --- C15: replies that never come ---
 
 
