@@ -92,10 +92,12 @@ def plain(model):
 
 def test_serve_prints_paths_sizes_and_urls_and_ctrl_c_ends_it(serve, model, tmp_path):
     second = save(tmp_path / "second.safetensors", layers())
-    process, lines = serve(model, second, lines=4)
+    process, lines = serve(model, second, lines=6)
+    assert lines[4] == "page\n"
+    assert "/#token=" in lines[5]
     assert lines[0].startswith(f"{model} (2.8 MB)")
     assert lines[2].startswith(str(second))
-    for path, printed in ((model, lines[:2]), (second, lines[2:])):
+    for path, printed in ((model, lines[:2]), (second, lines[2:4])):
         got = weighlock.fetch(url_in(printed))
         with weighlock.open(path) as expected:
             assert list(got) == list(expected)
@@ -116,8 +118,10 @@ def test_serve_ends_in_order_when_it_is_terminated(serve, model):
 
 
 def test_serve_json(serve, model):
-    process, lines = serve(model, "--json", lines=3)
-    (facts,) = json.loads("".join(lines))
+    process, lines = serve(model, "--json", lines=1)
+    started = json.loads(lines[0])
+    (facts,) = started["shares"]
+    assert "/#token=" in started["page"]
     assert facts["path"] == str(model)
     nbytes = sum(array.nbytes for array in ARRAYS.values())
     assert nbytes < facts["bytes"] < nbytes + 5000  # with the header

@@ -43,7 +43,7 @@ def serve(path):
         stdout=subprocess.PIPE,
         text=True,
     )
-    return process, json.loads("".join(process.stdout.readline() for _ in range(3)))[0]["url"]
+    return process, json.loads(process.stdout.readline())["shares"][0]["url"]
 
 
 with weighlock.Server() as server:  # what is imported on first use is not what is measured

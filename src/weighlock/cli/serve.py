@@ -1,5 +1,6 @@
 """`weighlock serve`: weights offered over HTTP, as safetensors, without converting them."""
 
+import os
 import signal
 import sys
 import threading
@@ -10,14 +11,17 @@ from types import FrameType
 import click
 
 import weighlock
-from weighlock.cli.shared import SIZE, json_option, print_json, print_notes
+from weighlock.cli.live import shown_live
+from weighlock.cli.shared import SIZE, json_option, print_json_line, print_notes
 from weighlock.cli.text import escaped, size
 from weighlock.sharing.identity import (
     default_secret_path,
+    page_token,
     secret,
     stable_id,
     stable_inbox_id,
     ticket_key,
+    token_in,
 )
 from weighlock.sharing.inbox import Inbox
 
@@ -56,6 +60,14 @@ _DEFAULT_PORT = 8400
     type=click.Path(),
     help="File of the key that makes URLs stable; made if there is none.",
 )
+@click.option("--page/--no-page", default=True, help="Show a page to watch it by, and metrics.")
+@click.option(
+    "--page-token",
+    "token_path",
+    type=click.Path(),
+    help="File of the token that guards page and metrics; made from the secret if not given.",
+)
+@click.option("-v", "--verbose", is_flag=True, help="Show the log on stderr.")
 @json_option
 def command(
     paths: Sequence[str],
@@ -72,6 +84,9 @@ def command(
     senders: Sequence[str],
     quota: int | None,
     secret_path: str | None,
+    page: bool,
+    token_path: str | None,
+    verbose: bool,
     as_json: bool,
 ) -> None:
     """Offer the weights at each of PATHS, and print the URL to pull each from.
@@ -80,12 +95,16 @@ def command(
     started again. Stop with Ctrl-C: what is being sent is finished first.
 
     With --inbox, others can push weights to the URL that is printed, and resume what was cut off.
+
+    The page shows what is on offer and who receives it; /metrics tells Prometheus, which needs the
+    same token.
     """
     if not paths and inbox_path is None:
         raise click.UsageError("name weights to offer, or an --inbox to take them")
     if senders and inbox_path is None:
         raise click.UsageError("--sender is for an --inbox")
     key = secret(secret_path or default_secret_path())
+    token = page_token(key) if token_path is None else token_in(token_path)
     with ExitStack() as opened:
         catalogs = [opened.enter_context(weighlock.open(path)) for path in paths]
         server = opened.enter_context(
@@ -98,6 +117,7 @@ def command(
                 client_ca=client_ca,
                 insecure=insecure,
                 key=ticket_key(key),
+                page=token if page else False,
             )
         )
         inbox = None
@@ -115,28 +135,34 @@ def command(
             print_notes(catalog)
             share_id = stable_id(key, path, catalog)
             shares[path] = server.share(
-                catalog, expires_s=expires, idle_s=None, cacheable=cacheable, share_id=share_id
+                catalog,
+                expires_s=expires,
+                idle_s=None,
+                cacheable=cacheable,
+                title=os.path.basename(os.path.abspath(path)),
+                share_id=share_id,
             )
         tickets = {} if inbox is None else _tickets(inbox, senders)
         if as_json:
-            print_json(
-                [
-                    *(
-                        {"path": path, "url": share.url, "bytes": share.size}
-                        for path, share in shares.items()
-                    ),
-                    *({"inbox": inbox_path, "sender": who, "url": tickets[who]} for who in tickets),
-                ]
-            )
+            facts = [
+                {"path": path, "url": share.url, "bytes": share.size}
+                for path, share in shares.items()
+            ]
+            open_to = [{"sender": who or None, "url": url} for who, url in tickets.items()]
+            print_json_line({"shares": facts, "inbox": open_to, "page": server.page_url})
         else:
             for path, share in shares.items():
                 click.echo(f"{escaped(path)} ({size(share.size)})\n  {share.url}")
             for who, url in tickets.items():
                 click.echo(f"inbox {escaped(inbox_path or '')} for {who or 'anybody'}\n  {url}")
+            if server.page_url is not None:
+                click.echo(f"page\n  {server.page_url}")
         sys.stdout.flush()
-        if inbox is not None:
-            threading.Thread(target=_tell_landed, args=(inbox,), daemon=True).start()
-        _wait(expires)
+        offers = [*shares.values()] if inbox is None else [*shares.values(), inbox]
+        with shown_live(offers, verbose=verbose):
+            if inbox is not None:
+                threading.Thread(target=_tell_landed, args=(inbox,), daemon=True).start()
+            _wait(expires)
         click.echo("stopping", err=True)
 
 

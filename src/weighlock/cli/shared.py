@@ -22,6 +22,7 @@ __all__ = [
     "json_option",
     "label",
     "print_json",
+    "print_json_line",
     "print_notes",
     "progress_bar",
     "transfer_bar",
@@ -95,6 +96,15 @@ def print_json(value: object) -> None:
         text = f"[\n{lines}\n]" if value else "[]"
     else:
         text = json.dumps(value, ensure_ascii=False, indent=2)
+    _echo_json(text)
+
+
+def print_json_line(value: object) -> None:
+    """Print a value as one line of JSON, for programs that read a line and go on."""
+    _echo_json(json.dumps(_jsonable(value), ensure_ascii=False))
+
+
+def _echo_json(text: str) -> None:
     # JSON leaves DEL and the C1 controls as they are; terminals do not.
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
 

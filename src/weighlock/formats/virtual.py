@@ -36,6 +36,8 @@ class Placed:
     header: bytes
     segments: tuple[Segment, ...]
     size: int
+    aliases: Mapping[str, str]
+    """Names of tensors that have an entry under another name, and that name."""
 
 
 def place_all(
@@ -80,4 +82,4 @@ def place_all(
     segments = tuple(
         Segment(Span(data_start + offset, ref.spec.nbytes), ref) for ref, offset in laid
     )
-    return Placed(header, segments, len(header) + arrangement.data_bytes)
+    return Placed(header, segments, len(header) + arrangement.data_bytes, aliases)

@@ -11,6 +11,7 @@ from weighlock.limits import Limits
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.inbox_routes import InboxRoute, Reception, find_inbox
 from weighlock.sharing.offers import Offers
+from weighlock.sharing.page import Page, find_page
 from weighlock.sharing.routes import (
     Answer,
     Route,
@@ -43,11 +44,15 @@ class Answering:
         offers: what there is.
         key: what tickets are made with.
         limits: how much a request may bring.
+        page: answers what is asked of the page for people, if there is one.
     """
 
-    def __init__(self, offers: Offers, key: bytes, limits: Limits) -> None:
+    def __init__(
+        self, offers: Offers, key: bytes, limits: Limits, page: Page | None = None
+    ) -> None:
         self._offers = offers
         self._key = key
+        self._page = page
         self._reception = Reception(limits)
         self.is_stopping = False
         """No new requests are taken up."""
@@ -56,6 +61,12 @@ class Answering:
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> tuple[Answer, Share | None]:
         """The reply to a request, and the share it is about, if it is about one."""
+        asked = None if self._page is None else find_page(target)
+        if self._page is not None and asked is not None:
+            answer = self._page.answer(asked, method, headers)
+            if answer.status == 401:
+                time.sleep(_MISS_PAUSE_S)
+            return answer, None
         route = find(target)
         if route is None:
             return self._answer_inbox(method, target, headers, body), None

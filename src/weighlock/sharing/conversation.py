@@ -16,6 +16,7 @@ import h11
 from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
 from weighlock.limits import Limits
 from weighlock.sharing.listening import Peer
+from weighlock.sharing.metrics import Traffic, kind_of
 from weighlock.sharing.routes import Answer, failure, gone
 from weighlock.sharing.shared import Share
 from weighlock.transfer.receiving import Incoming
@@ -53,9 +54,11 @@ class Answers(Protocol):
 class Conversation:
     """Requests and replies of one connection, one after another."""
 
-    def __init__(self, answers: Answers, peer: Peer, limits: Limits) -> None:
+    def __init__(self, answers: Answers, peer: Peer, limits: Limits, traffic: Traffic) -> None:
         self._answers = answers
         self._peer = peer
+        self._traffic = traffic
+        self._kind = "other"
         self._limits = limits
         self._sender = Sender(peer.sock, limits.idle_s)
         self._h11 = self._grammar()
@@ -124,6 +127,7 @@ class Conversation:
     def _receive(self, request: h11.Request) -> bool:
         """Reply to a PUT; returns whether the connection can go on."""
         target, headers = _read_head(request)
+        self._kind = kind_of(target)
         length = headers.get("content-length")
         if length is None:
             self._refuse(411)
@@ -134,6 +138,7 @@ class Conversation:
             go_on = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
             self._sender.send_bytes(go_on or b"")
         answer = self._answers.receive(target, headers, body)
+        self._traffic.received_bytes += int(length) - body.left
         goes_on = body.left <= _DRAINED_BYTES
         if goes_on:
             body.drain()  # a reply that comes before its request is read may be lost
@@ -155,6 +160,7 @@ class Conversation:
     def _reply(self, request: h11.Request, body: bytes) -> None:
         method = request.method.decode("ascii")
         target, headers = _read_head(request)
+        self._kind = kind_of(target)
         answer, share = self._answers.answer(method, target, headers, body)
         if share is None or answer.span is None or method == "HEAD" or not answer.length:
             self._send_whole(answer, request.method)
@@ -163,6 +169,7 @@ class Conversation:
             self._send_span(answer, share)
 
     def _head(self, answer: Answer, extra: list[tuple[bytes, bytes]]) -> bytes:
+        self._traffic.requests[self._kind, answer.status] += 1
         headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
         headers.append((b"Date", email.utils.formatdate(usegmt=True).encode()))
         if answer.status != 304:
@@ -208,7 +215,9 @@ class Conversation:
                 while done < length:
                     if share.ended is not None:
                         raise OSError("the share ended")
-                    done += self._sender.send_step(piece, done)
+                    sent = self._sender.send_step(piece, done)
+                    done += sent
+                    self._traffic.sent_bytes += sent
                 try:
                     following = next(pieces, None)
                 except SourceChanged:

@@ -15,7 +15,15 @@ from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.stored import StoredRef
 
-__all__ = ["default_secret_path", "secret", "stable_id", "stable_inbox_id", "ticket_key"]
+__all__ = [
+    "default_secret_path",
+    "page_token",
+    "secret",
+    "stable_id",
+    "stable_inbox_id",
+    "ticket_key",
+    "token_in",
+]
 
 _SECRET_BYTES = 32
 
@@ -75,6 +83,27 @@ def _has_bytes(path: str) -> bool:
 def _made(path: str) -> int:
     os.makedirs(os.path.dirname(path) or ".", mode=0o700, exist_ok=True)
     return os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+
+
+def page_token(key: bytes) -> str:
+    """The token of the page: the same after a restart, so that a page left open goes on."""
+    return blake3(b"page", key=key).hexdigest(16)
+
+
+def token_in(path: str) -> str:
+    """The token in that file, as others can be told to read it too.
+
+    Raises:
+        SourceError: it cannot be read, or others can read it.
+    """
+    try:
+        with open(path, encoding="ascii") as file:
+            mode, text = os.fstat(file.fileno()).st_mode, file.read(1024)
+    except (OSError, UnicodeDecodeError) as error:
+        raise SourceError(f"{path}: no token can be read from it: {error}") from error
+    if mode & 0o077:
+        raise SourceError(f"{path}: others can read this token; `chmod 600` it")
+    return text.strip()
 
 
 def stable_id(key: bytes, path: str, catalog: Catalog) -> str:

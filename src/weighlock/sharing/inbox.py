@@ -49,8 +49,9 @@ class Inbox(Offer):
         limits: Limits,
         forget: Callable[[Offer], None],
         on_done: Callable[[Outcome], object] | None = None,
+        label: str = "inbox",
     ) -> None:
-        super().__init__(ticketing, life, forget=forget, on_done=on_done)
+        super().__init__(ticketing, life, forget=forget, on_done=on_done, label=label)
         self._directory = directory
         self._specs = specs
         self._quota_bytes = quota_bytes

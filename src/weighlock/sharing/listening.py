@@ -63,6 +63,8 @@ class Listener:
         self._peers: dict[Peer, threading.Thread] = {}
         self._per_host: Counter[str] = Counter()
         self._stopping = False
+        self.refused = 0
+        """Connections turned away because there were too many."""
         self._pid = os.getpid()
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
@@ -87,6 +89,11 @@ class Listener:
     def is_stopping(self) -> bool:
         """No new requests are to be taken up."""
         return self._stopping
+
+    @property
+    def connections(self) -> int:
+        """How many are open."""
+        return len(self._peers)
 
     def close(self, grace_s: float) -> None:
         """Accept no more; let replies on their way finish for so long, then cut them."""
@@ -150,6 +157,7 @@ class Listener:
                 self._peers[peer] = thread
                 self._per_host[host] += 1
         if not allowed:
+            self.refused += 1
             with contextlib.suppress(OSError):
                 sock.setblocking(False)
                 sock.send(_BUSY)

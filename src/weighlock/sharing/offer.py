@@ -13,7 +13,7 @@ from typing import NamedTuple
 
 from weighlock.errors import LocalProtocolError
 from weighlock.lifetimes import Lifetime
-from weighlock.sharing.share import FINAL, Event, Life, Outcome, Reason, State
+from weighlock.sharing.share import FINAL, Event, Life, Outcome, Reason, Receiver, State
 from weighlock.sharing.tickets import is_genuine, ticket
 
 __all__ = ["Offer", "Ticketing"]
@@ -41,6 +41,7 @@ class Offer(Lifetime):
         forget: called once when it is over.
         on_done: called once with the outcome when it is over, from the thread that ended it. What
             it raises is logged, and changes nothing.
+        label: what it is called in logs; not its id, which is a credential.
     """
 
     def __init__(
@@ -50,6 +51,7 @@ class Offer(Lifetime):
         *,
         forget: Callable[["Offer"], None],
         on_done: Callable[[Outcome], object] | None = None,
+        label: str = "offer",
     ) -> None:
         self.url = ticketing.url
         """The ticket of nobody in particular."""
@@ -60,6 +62,8 @@ class Offer(Lifetime):
         self._pid = os.getpid()
         self._forget = forget
         self._on_done = on_done
+        self._label = label
+        self._under_way: set[str] = set()
 
     def _leave(self, error: BaseException | None) -> None:
         self.revoke()
@@ -165,6 +169,8 @@ class Offer(Lifetime):
         """See what has not happened for too long; returns when to look again."""
         with self._changed:
             again = self._life.tick()
+            news = self._news()
+        self._tell(news)
         self._see()
         return again
 
@@ -181,17 +187,14 @@ class Offer(Lifetime):
             before = self._life.receiver(name)
             self._life.report(name, event, attempt, bytes_here, cause)
             after = self._life.receiver(name)
+            news = []
             if before.state is not after.state:
                 self._changed.notify_all()
-        if before.state is not after.state and after.state in {State.STARTED, *FINAL}:
-            _log.info(
-                "%s: %s, %d bytes in %.1f s%s",
-                after.name,
-                after.state,
-                after.bytes_here,
-                after.seconds,
-                f" ({after.cause!r})" if after.cause else "",
-            )
+                if after.state in {State.STARTED, *FINAL}:
+                    news.append(after)
+                is_under_way = after.state is State.STARTED
+                (self._under_way.add if is_under_way else self._under_way.discard)(name)
+        self._tell(news)
         self._see()
 
     @contextlib.contextmanager
@@ -217,6 +220,29 @@ class Offer(Lifetime):
         # In a forked child the lock may be held by a thread that does not exist there.
         return self._changed if os.getpid() == self._pid else contextlib.nullcontext()
 
+    def _news(self) -> list[Receiver]:
+        """Those who began and, without a word of theirs, are no longer under way."""
+        found = []
+        for name in tuple(self._under_way):
+            one = self._life.receiver(name)
+            if one.state is not State.STARTED:
+                self._under_way.discard(name)
+                if one.state in FINAL:  # or it is one of too many to be remembered
+                    found.append(one)
+        return found
+
+    def _tell(self, news: list[Receiver]) -> None:
+        for one in news:
+            _log.info(
+                "%s: %s %s, %d bytes in %.1f s%s",
+                self._label,
+                one.name,
+                one.state,
+                one.bytes_here,
+                one.seconds,
+                f" ({one.cause!r})" if one.cause else "",  # a stranger's words, escaped
+            )
+
     def _see(self) -> None:
         """Do once what is to be done when it is over."""
         with self._changed:
@@ -224,7 +250,9 @@ class Offer(Lifetime):
                 return
             self._is_told = True
             self._changed.notify_all()
+            news = self._news()
             outcome = self._life.outcome
+        self._tell(news)
         self._forget(self)
         self.let_go()
         if self._on_done is not None:

@@ -13,13 +13,17 @@ from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
 from weighlock.sharing.answering import Answering
 from weighlock.sharing.binding import check_address, server_tls, shake_hands
+from weighlock.sharing.board import Board
 from weighlock.sharing.conversation import Conversation
 from weighlock.sharing.inbox import Inbox, made_directory
 from weighlock.sharing.inbox_routes import find_inbox
 from weighlock.sharing.listening import Listener, Peer
-from weighlock.sharing.offer import Ticketing
+from weighlock.sharing.metrics import Family, Meters
+from weighlock.sharing.observing import families
+from weighlock.sharing.offer import Offer, Ticketing
 from weighlock.sharing.offers import Offers
 from weighlock.sharing.packing import Packed, PackOptions, pack_and_share
+from weighlock.sharing.page import Page, check_token
 from weighlock.sharing.routes import (
     find,
 )
@@ -52,6 +56,8 @@ class Server(Lifetime):
         directory: where tensors are laid down that must be gathered first.
         key: 32 secret bytes that tickets with names are made with; with the same ones they are good
             for a server that was started again.
+        page: show a page to watch it by, at `page_url`, and metrics at `/metrics`; a text is the
+            token that guards both, True lets one be made.
         limits: connections, timeouts, sizes.
 
     Raises:
@@ -71,21 +77,27 @@ class Server(Lifetime):
         insecure: bool = False,
         directory: str | None = None,
         key: bytes | None = None,
+        page: bool | str = False,
         limits: Limits | None = None,
     ) -> None:
+        token = check_token(page) if isinstance(page, str) else secrets.token_hex(16)
         self._limits = limits or Limits()
         self._directory = directory
         self._tls = None if tls_cert is None else server_tls(tls_cert, tls_key, client_ca)
         check_address(host, public_url, is_open=insecure or self._tls is not None)
         self._offers = Offers(self._limits)
+        self._board, self._meters = Board(), Meters()
+        self._page = None if page is False else Page(token, self._board, self._families)
         self._key = key or secrets.token_bytes(32)
         self._pid = os.getpid()
-        self._answering = Answering(self._offers, self._key, self._limits)
+        self._answering = Answering(self._offers, self._key, self._limits, self._page)
         self._listener = Listener(host, port, self._serve, self._limits)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
         self.url = (public_url or f"{scheme}://{shown_host}:{self._listener.port}").rstrip("/")
         """What others call this server."""
+        self.page_url = None if self._page is None else f"{self.url}/#token={token}"
+        """Where a person can watch it, with the token in the fragment; None if there is no page."""
 
     def __repr__(self) -> str:
         return f"<Server {self.url} with {len(self._offers)} shares>"
@@ -117,6 +129,7 @@ class Server(Lifetime):
         idle_s: float | None = 600.0,
         on_done: Callable[[Outcome], object] | None = None,
         cacheable: bool = False,
+        title: str = "",
         share_id: str | None = None,
     ) -> Share:
         """Offer tensors. Nothing is copied, unless it must be gathered.
@@ -135,6 +148,7 @@ class Server(Lifetime):
                 over so long after the last request. None: never.
             on_done: called once with the outcome when it is over, from the thread that ended it.
             cacheable: let caches in front of this server keep it.
+            title: what people call it, on the page.
             share_id: 32 hex digits that name it; random if not given.
 
         Raises:
@@ -150,6 +164,7 @@ class Server(Lifetime):
         file = lay_out(tensors, metadata, tied=tied, limits=limits)
         contents = Contents(file, directory=self._directory, limits=limits)
         pinned = contents.pinned_bytes
+        number = self._board.next_number()
         try:
             self._offers.check_room(pinned)
             contents.gather_all()
@@ -165,14 +180,17 @@ class Server(Lifetime):
                 Life(time.monotonic, receivers=names, expires_s=expires_s, idle_s=idle_s),
                 digests=digests,
                 cacheable=cacheable,
-                forget=lambda share: self._offers.forget(share_id, share),
+                forget=lambda share: self._forget(share_id, number, share),
                 on_done=on_done,
+                title=title,
+                label=f"share {number}",
             )
             self._offers.add(share_id, share, pinned)
         except BaseException:
             contents.close()
             raise
-        _log.info("sharing %d tensors, %d bytes", len(file.segments), file.size)
+        self._board.put(number, share)
+        _log.info("share %d: %d tensors, %d bytes", number, share.tensors, share.size)
         return share
 
     def inbox(
@@ -216,6 +234,7 @@ class Server(Lifetime):
             time.monotonic, receivers=self._names(senders), expires_s=expires_s, idle_s=idle_s
         )
         self._offers.check_room()
+        number = self._board.next_number()
         inbox = Inbox(
             Ticketing(self._key, inbox_id, f"{self.url}/i/{inbox_id}"),
             life,
@@ -224,15 +243,21 @@ class Server(Lifetime):
             quota_bytes=quota_bytes,
             durable=durable,
             limits=self._limits,
-            forget=lambda inbox: self._offers.forget(inbox_id, inbox),
+            forget=lambda inbox: self._forget(inbox_id, number, inbox),
             on_done=on_done,
+            label=f"inbox {number}",
         )
         self._offers.add(inbox_id, inbox)
+        self._board.put(number, inbox)
         return inbox
 
     def pack(self, obj: object, **options: Unpack[PackOptions]) -> Packed:
         """An object as a message, whose large tensors this server offers; see `pack_and_share`."""
         return pack_and_share(self, obj, **options)
+
+    def _forget(self, offer_id: str, number: int, offer: Offer) -> None:
+        self._offers.forget(offer_id, offer)
+        self._board.take_down(number)
 
     def _names(self, names: Iterable[str]) -> tuple[str, ...]:
         given = (names,) if isinstance(names, str) else tuple(names)
@@ -255,6 +280,10 @@ class Server(Lifetime):
         try:
             if self._tls is not None:
                 peer.sock = shake_hands(self._tls, peer.sock, self._limits.connect_s)
-            Conversation(self._answering, peer, self._limits).run()
+            with self._meters.connection() as traffic:
+                Conversation(self._answering, peer, self._limits, traffic).run()
         except (OSError, TransferTimeout) as error:
             _log.debug("%s: connection ended: %s", peer.host, error)
+
+    def _families(self) -> Iterable[Family]:
+        return families(self._board, self._meters, self._listener, self._offers.pinned_bytes)

@@ -42,8 +42,14 @@ class Share(Offer):
         digests: Digests | None = None,
         forget: Callable[[Offer], None],
         on_done: Callable[[Outcome], object] | None = None,
+        title: str = "",
+        label: str = "share",
     ) -> None:
-        super().__init__(ticketing, life, forget=forget, on_done=on_done)
+        super().__init__(ticketing, life, forget=forget, on_done=on_done, label=label)
+        self.title = title
+        """What people call it."""
+        self.tensors = len(contents.file.specs) + len(contents.file.aliases)
+        """How many it offers, by all their names."""
         self.cacheable = cacheable
         self.contents = contents
         self.digests = digests or Digests(contents)

@@ -98,7 +98,8 @@ class Contents:
             if self._scratch is not None:
                 self._scratch.close()
             self._kept.clear()
-            self.file = replace(self.file, segments=())  # and of the tensors
+            # And of the tensors.
+            self.file = replace(self.file, segments=(), specs=(), aliases={})
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from that offset of the virtual file."""

@@ -11,7 +11,7 @@ from typing import Literal, NamedTuple
 
 from weighlock.formats.virtual import Segment, place_all
 from weighlock.limits import Limits
-from weighlock.tensors.spec import Span
+from weighlock.tensors.spec import Span, TensorSpec
 
 __all__ = ["Segment", "Touched", "VirtualFile", "lay_out"]
 
@@ -33,6 +33,10 @@ class VirtualFile:
     segments: Sequence[Segment]
     """In the order of the file, without tensors that have no bytes."""
     size: int
+    specs: Sequence[TensorSpec] = ()
+    """Of every tensor, in the order of the file."""
+    aliases: Mapping[str, str] = field(default_factory=dict)
+    """Names of tensors that have an entry under another name, and that name."""
     _starts: Sequence[int] = field(init=False, repr=False, compare=False)
     _ends: Sequence[int] = field(init=False, repr=False, compare=False)
 
@@ -77,4 +81,5 @@ def lay_out(
     """
     placed = place_all(tensors, metadata, tied=tied, limits=limits)
     segments = tuple(segment for segment in placed.segments if segment.span.length)
-    return VirtualFile(placed.header, segments, placed.size)
+    specs = tuple(segment.ref.spec for segment in placed.segments)
+    return VirtualFile(placed.header, segments, placed.size, specs, placed.aliases)
