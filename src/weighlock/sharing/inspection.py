@@ -24,10 +24,6 @@ __all__ = ["Inspection", "Partly"]
 
 T = TypeVar("T")
 
-_SLICE_S = 1.0
-_WAIT_S = 1.0
-"""How long a request waits while another one is served."""
-
 _BLOCK_BYTES = 1024 * 1024
 _KEPT_PASSES = 4
 """Looks that have begun and are not finished; half a megabyte each."""
@@ -56,7 +52,12 @@ class _Pass:
 class Inspection:
     """Looks into tensors for one server. From any thread."""
 
-    _busy: threading.Lock = field(default_factory=threading.Lock)
+    slice_s: float = 1.0
+    """Work for one request; at least one block."""
+    wait_s: float = 1.0
+    """How long a request waits while another one is served."""
+    busy: threading.Lock = field(default_factory=threading.Lock)
+    """Held by the one that is."""
     _passes: OrderedDict[tuple[int, str], _Pass] = field(default_factory=OrderedDict)
     _results: OrderedDict[tuple[int, str], Statistics] = field(default_factory=OrderedDict)
 
@@ -69,7 +70,7 @@ class Inspection:
             SourceError: it cannot be read. `SourceChanged` ends the share.
         """
         key = number, name
-        if not self._busy.acquire(timeout=_WAIT_S):
+        if not self.busy.acquire(timeout=self.wait_s):
             return None
         try:
             if key in self._results:
@@ -77,7 +78,7 @@ class Inspection:
                 return self._results[key]
             looked = self._passes.pop(key, None) or _begun(share, name)
             try:
-                _go_on(share, looked)
+                _go_on(share, looked, self.slice_s)
             except SourceChanged:
                 share.end("changed")
                 raise
@@ -88,7 +89,7 @@ class Inspection:
             _keep(self._results, key, found, _KEPT_RESULTS)
             return found
         finally:
-            self._busy.release()
+            self.busy.release()
 
 
 def _begun(share: Share, name: str) -> _Pass:
@@ -104,15 +105,17 @@ def _begun(share: Share, name: str) -> _Pass:
     return _Pass(next(places, Span(0, 0)), Tally(DType(spec.dtype)))
 
 
-def _go_on(share: Share, looked: _Pass) -> None:
+def _go_on(share: Share, looked: _Pass, slice_s: float) -> None:
     """Read on until the time is up, from what is offered: a snapshot is not its array."""
-    until = time.monotonic() + _SLICE_S
+    until = time.monotonic() + slice_s
     buffer = byte_view(empty((min(_BLOCK_BYTES, looked.span.length),), np.dtype(np.uint8)))
-    while looked.done < looked.span.length and time.monotonic() < until:
+    while looked.done < looked.span.length:
         view = buffer[: looked.span.length - looked.done]
         share.contents.read_into(looked.span.offset + looked.done, view)
         looked.tally.add(view)
         looked.done += len(view)
+        if time.monotonic() >= until:
+            break
 
 
 def _keep(kept: OrderedDict[tuple[int, str], T], key: tuple[int, str], new: T, most: int) -> None:

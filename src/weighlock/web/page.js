@@ -387,7 +387,11 @@ class Listing {
     if (words.length === 0) {
       setText($("found"), "");
       const list = make("ul");
-      fill(list, this.root.entries(""), (entry) => this.entry(entry));
+      const entries = this.root.entries("");
+      fill(list, entries, (entry) => this.entry(entry));
+      // One group holds everything but a few: the way into it is no choice.
+      const groups = list.querySelectorAll(".group > .row");
+      if (groups.length === 1) groups[0].click();
       tree.replaceChildren(this.tensors.length ? list : make("p", { class: "empty" }, "It holds no tensor."));
       return;
     }
