@@ -20,12 +20,13 @@ quick: $(VENV)/tests-installed lint
 bench:
 	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md
 
-# Crash tests inject faults with strace, transfers are tried behind nginx; without them they are
-# skipped and say so.
+# Crash tests inject faults with strace, transfers are tried behind nginx, the page in chromium;
+# without them they are skipped and say so.
 tools:
-	@for tool in strace nginx; do \
+	@for tool in strace nginx chromedriver; do \
+		package=$$tool; test $$tool != chromedriver || package=chromium-driver; \
 		command -v $$tool >/dev/null || test "$$(id -u)" != 0 || \
-		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $$tool; } >/dev/null || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $$package; } >/dev/null || \
 		echo "$$tool could not be installed"; \
 	done
 

@@ -162,12 +162,9 @@ def serve(path, secret, port=0):
     arguments = [path, "--secret", secret, "--port", port, "--json"]
     command = [sys.executable, "-m", "weighlock", "serve", *map(str, arguments)]
     with _running(command) as process:
-        lines = ""
-        while not lines.rstrip().endswith("]"):
-            line = process.child.stdout.readline()
-            assert line, process.child.stderr.read()
-            lines += line
-        process.url = json.loads(lines)[0]["url"]
+        line = process.child.stdout.readline()
+        assert line, process.child.stderr.read()
+        process.url = json.loads(line)["shares"][0]["url"]
         yield process
 
 

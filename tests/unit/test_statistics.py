@@ -43,7 +43,7 @@ def check(array, found):
     scale = max(abs(finite.min()), abs(finite.max()))
     assert found.mean == pytest.approx(finite.mean(), rel=1e-9, abs=1e-12 * scale)
     assert found.std == pytest.approx(finite.std(), rel=1e-6, abs=1e-9 * scale)
-    assert 1 <= len(found.bins) <= 64
+    assert 1 <= len(found.bins) <= 100
     assert found.bins[0]
     assert found.bins[-1]
     edges = found.start + found.width * np.arange(len(found.bins) + 1)
@@ -64,7 +64,7 @@ def test_wide_types_agree_with_numpy(dtype):
     found = tallied(array)
     check(array, found)
     assert found.of == ("magnitudes" if dtype.is_complex else "values")
-    assert len(found.bins) > 20
+    assert len(found.bins) > 50
 
 
 @pytest.mark.parametrize("dtype", SMALL, ids=lambda d: d.value)
@@ -111,7 +111,7 @@ def test_nothing_has_nothing():
 def test_ranges_of_every_kind_are_sorted_without_loss(values):
     found = tallied(np.array(values), elements=500)
     assert sum(found.bins) == len(values)
-    assert len(found.bins) <= 64
+    assert len(found.bins) <= 100
     assert found.start <= min(values)
     end = found.start + found.width * len(found.bins)
     assert max(values) < end or math.isinf(end)

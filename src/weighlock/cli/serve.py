@@ -142,6 +142,7 @@ def command(
                 title=os.path.basename(os.path.abspath(path)),
                 share_id=share_id,
             )
+        stop = _told_to_stop()  # before the URLs are out: who has read them may end this at once
         tickets = {} if inbox is None else _tickets(inbox, senders)
         if as_json:
             facts = [
@@ -162,7 +163,7 @@ def command(
         with shown_live(offers, verbose=verbose):
             if inbox is not None:
                 threading.Thread(target=_tell_landed, args=(inbox,), daemon=True).start()
-            _wait(expires)
+            stop.wait(expires)
         click.echo("stopping", err=True)
 
 
@@ -177,8 +178,8 @@ def _tell_landed(inbox: Inbox) -> None:
             click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
 
 
-def _wait(seconds: float | None) -> None:
-    """Until a signal says stop, or the time is over."""
+def _told_to_stop() -> threading.Event:
+    """What a signal sets from now on, instead of ending the process where it stands."""
     stop = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
@@ -186,4 +187,4 @@ def _wait(seconds: float | None) -> None:
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, end)
-    stop.wait(seconds)
+    return stop

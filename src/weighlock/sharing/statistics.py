@@ -16,7 +16,7 @@ from weighlock.tensors.dtypes import DType
 
 __all__ = ["Statistics", "Tally", "has_statistics"]
 
-_MOST_BINS = 64
+_MOST_BINS = 100
 _EXACT_BITS = 52
 """Bins are never so narrow that a double cannot tell one from the next."""
 
