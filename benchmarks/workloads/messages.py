@@ -60,16 +60,11 @@ def _pickle_body(obj):
 
 
 def _fobs():
+    from nvflare.app_common.decomposers import common_decomposers, numpy_decomposers
     from nvflare.fuel.utils import fobs
-    from nvflare.fuel.utils.fobs.decomposers.core_decomposers import register as register_core
 
-    register_core()
-    try:
-        from nvflare.app_common.decomposers import numpy_decomposers
-
-        numpy_decomposers.register()
-    except ImportError:
-        pass
+    numpy_decomposers.register()
+    common_decomposers.register()
     return fobs
 
 

@@ -213,8 +213,10 @@ class TestRegistry:
             registry.register_enum(enum.Enum("E", {"A": 1}), name="pair")
         with pytest.raises(LocalProtocolError, match="Pair is registered already, as 'pair'"):
             registry.register_dataclass(Pair, name="other")
-        with pytest.raises(LocalProtocolError, match="cannot be registered"):
-            registry.register(dict, name="d", encode=list, decode=dict)
+        for known in (dict, int, np.float32, np.ndarray, weighlock.TensorRef, weighlock.Catalog):
+            with pytest.raises(LocalProtocolError, match="messages know it already"):
+                registry.register(known, name="d", encode=list, decode=dict)
+        registry.register(range, name="range", encode=repr, decode=lambda text: range(3))
         with pytest.raises(LocalProtocolError, match="not a dataclass"):
             registry.register_dataclass(Hook, name="hook")
         with pytest.raises(LocalProtocolError, match="not an enum"):

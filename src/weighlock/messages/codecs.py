@@ -6,12 +6,26 @@ takes it back. Only the very type counts that was registered, not its subclasses
 
 import dataclasses
 import enum
+from collections import OrderedDict
 from collections.abc import Callable
+from datetime import date, datetime, time, timedelta
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
+
 from weighlock.errors import CodecRefused, LocalProtocolError, MessageInvalid
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.ref import TensorRef
 
 __all__ = ["DEFAULT", "Codec", "Registry", "register", "register_dataclass", "register_enum"]
+
+_KNOWN = frozenset(
+    {
+        *(type(None), bool, int, float, complex, str, bytes, list, tuple, set, frozenset, dict),
+        *(OrderedDict, datetime, date, time, timedelta, np.ndarray, Catalog),
+    }
+)
+_KNOWN_WITH_KINDS = (np.generic, np.dtype, TensorRef)
 
 T = TypeVar("T")
 E = TypeVar("E", bound=enum.Enum)
@@ -80,8 +94,8 @@ class Registry:
         known = self._by_type.get(kind)
         if known is not None:
             raise LocalProtocolError(f"{kind.__name__} is registered already, as {known.name!r}")
-        if not isinstance(kind, type) or kind.__module__ in ("builtins", "numpy", "torch"):
-            raise LocalProtocolError(f"{kind!r} cannot be registered: it travels by itself or not")
+        if not isinstance(kind, type) or kind in _KNOWN or issubclass(kind, _KNOWN_WITH_KINDS):
+            raise LocalProtocolError(f"{kind!r} cannot be registered: messages know it already")
         codec = Codec(name, kind, encode, decode)
         self._by_name[name] = codec
         self._by_type[kind] = codec
