@@ -26,6 +26,9 @@ TREE = [
     ("NotDurable", "DiskError", OSError),
     ("SpoolClosed", "DiskError", OSError),
     ("CombineError", "WeighlockError", ValueError),
+    ("MessageError", "WeighlockError", Exception),
+    ("CodecRefused", "MessageError", TypeError),
+    ("MessageInvalid", "MessageError", ValueError),
     ("LimitExceeded", "WeighlockError", Exception),
 ]
 
@@ -44,12 +47,15 @@ EXAMPLES = [
     errors.NotDurable("is lost", errno=5),
     errors.SpoolClosed("is gone"),
     errors.CombineError("does not fit", contributor="site-2", tensor="w"),
+    errors.MessageError("is odd"),
+    errors.CodecRefused("does not travel", path="$.a"),
+    errors.MessageInvalid("is no message", path="$[0]"),
     errors.LimitExceeded("too many", limit="tensors", asked=10, allowed=3),
 ]
 FIELDS = [
     *("source", "offset", "errno", "wanted", "got"),
-    *("wanted_bytes", "free_bytes", "limit", "asked", "allowed"),
     *("contributor", "tensor"),
+    *("wanted_bytes", "free_bytes", "limit", "asked", "allowed", "path"),
 ]
 
 
