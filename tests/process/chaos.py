@@ -76,6 +76,10 @@ class Proxy:
     """Numbers of replies that are swallowed; their connection is closed then."""
     duplicate: str = ""
     """"swallow": each request is sent twice and its second reply swallowed; "pass": not even."""
+    spoiled: bytes | None = None
+    """The reply to the first request that holds this is lost, or held if `spoils_by` says so."""
+    spoils_by: str = "lose"
+    has_spoiled: bool = False
     receive_bytes: int | None = None
     """Size of the receive buffer towards the upstream: how much the kernel takes ahead."""
     passed: list[Passed] = field(default_factory=list)
@@ -107,7 +111,7 @@ class Proxy:
 
     @property
     def looks_at_frames(self) -> bool:
-        return bool(self.hold_replies or self.drop_replies or self.duplicate)
+        return bool(self.hold_replies or self.drop_replies or self.duplicate or self.spoiled)
 
 
 class Chaos:
@@ -178,6 +182,7 @@ class _Passage:
         self._proxy = proxy
         self._client = reader, writer
         self._passed = Passed()
+        self._spoils = False
         self.writers = [writer]
         number = len(proxy.passed)
         proxy.passed.append(self._passed)
@@ -266,6 +271,8 @@ class _Passage:
     async def _requests(self, reader) -> AsyncIterator[bytes]:
         while True:
             frame = await _frame(reader)
+            if self._proxy.spoiled is not None and self._proxy.spoiled in frame:
+                self._spoils = not self._proxy.has_spoiled
             yield frame
             if self._proxy.duplicate:
                 yield frame
@@ -276,6 +283,11 @@ class _Passage:
             frame = await _frame(reader)
             number = proxy.replies
             proxy.replies += 1
+            if self._spoils:
+                self._spoils, proxy.has_spoiled = False, True
+                if proxy.spoils_by == "lose":
+                    raise ConnectionError("the reply was lost")
+                await proxy.released.wait()
             if number in proxy.drop_replies:
                 raise ConnectionError("the reply was lost")
             if number in proxy.hold_replies:

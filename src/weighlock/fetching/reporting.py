@@ -37,6 +37,9 @@ _BRIEFLY_S = 0.4
 _OFTEN_S = 2.0
 """A word now and then even if nobody needs it: people look at how far it is."""
 
+_LEAST_S = 0.05
+"""Whatever an owner asks for, it is not told more often."""
+
 
 class Reporting(Lifetime):
     """The words of one fetch.
@@ -69,6 +72,8 @@ class Reporting(Lifetime):
         if not source.remote.resource.is_share:
             return
         self._receipt = receipt = Receipt(source.remote, name)
+        # Whoever says stop does not wait for an owner that does not answer.
+        self._forget = source.remote.abort.on_set(receipt.shut)
         if receipt.is_named:
             self._begin(receipt)
         self._thread = threading.Thread(
@@ -86,34 +91,47 @@ class Reporting(Lifetime):
         try:
             self._alive_s = receipt.say("started").alive_s
         except (Refused, ShareGone, SourceError):
+            self._forget()
             receipt.close()
             raise
         except (TransferError, ProtocolError):
             pass  # what stands in between may let only data through
 
     def _keep_telling(self, receipt: Receipt) -> None:
-        while not self._over.wait(min(_OFTEN_S, self._alive_s or _OFTEN_S)):
-            self._alive_s = receipt.try_to_say("alive", self._bytes).alive_s
+        while not self._over.wait(self._pause_s):
+            said = receipt.try_to_say("alive", self._bytes, within_s=max(1.0, self._pause_s))
+            # One that could not be told wants to hear as often as before.
+            self._alive_s = said.alive_s or self._alive_s
+
+    @property
+    def _pause_s(self) -> float:
+        return min(_OFTEN_S, max(_LEAST_S, self._alive_s or _OFTEN_S))
 
     def _leave(self, error: BaseException | None) -> None:
         self._over.set()
         if self._receipt is None or self._thread is None:
             return
-        if error is not None:
-            self._thread.join(_BRIEFLY_S)
+        self._thread.join(_BRIEFLY_S)
+        while self._thread.is_alive():  # the last word does not wait for the one before
             self._receipt.shut()
-        self._thread.join()
-        with closing(self._receipt) as receipt:
-            if error is None:
-                self._landed(receipt)
-            elif isinstance(error, (Aborted, GeneratorExit)):
-                receipt.try_to_say("aborted", self._bytes, within_s=_BRIEFLY_S)
-            elif isinstance(error, Exception) and not _may_come_back(error):
-                receipt.try_to_say("failed", self._bytes, type(error).__name__, _BRIEFLY_S)
+            self._thread.join(_LEAST_S)
+        try:
+            self._last_word(self._receipt, error)
+        finally:
+            self._forget()
+            self._receipt.close()
+
+    def _last_word(self, receipt: Receipt, error: BaseException | None) -> None:
+        if error is None:
+            self._landed(receipt)
+        elif isinstance(error, (Aborted, GeneratorExit)):
+            receipt.try_to_say("aborted", self._bytes, within_s=_BRIEFLY_S)
+        elif isinstance(error, Exception) and not _may_come_back(error):
+            receipt.try_to_say("failed", self._bytes, type(error).__name__, _BRIEFLY_S)
 
     def _landed(self, receipt: Receipt) -> None:
         if not receipt.is_named:
-            receipt.try_to_say("landed", self._bytes)
+            receipt.try_to_say("landed", self._bytes, within_s=1.0)
             return
         try:
             said = self._remote.persist(lambda: receipt.say("landed", self._bytes))

@@ -71,8 +71,9 @@ def stream(
                 f"{source.label}: its server does not answer ranges, so it cannot be streamed; "
                 "fetch it to a file first"
             )
-        with Reporting(source):
-            yield from _Prefetched(source, batches, how, abort or Abort(), own)
+        with Reporting(source) as reporting:
+            progress = Progress(chosen.nbytes, reporting.told)
+            yield from _Prefetched(source, batches, how, abort or Abort(), own, progress)
 
 
 class _Prefetched:
@@ -85,11 +86,13 @@ class _Prefetched:
         how: How,
         abort: Abort,
         own: Abort,
+        progress: Progress,
     ) -> None:
         self._source = source
         self._how = how
         self._abort = abort
         self._own = own
+        self._progress = progress
         self._wanted = batches
         # One slot: the thread fetches a batch, and waits with it until the one before is taken.
         self._batches: queue.Queue[Catalog | BaseException | None] = queue.Queue(1)
@@ -139,7 +142,7 @@ class _Prefetched:
             return catalog  # gathered when it is asked for: a checkpoint on a plain server
         received = into_new_memory(catalog, self._how.limits)
         landing = MemoryLanding(received.targets, self._source.size)
-        self._how.puller(self._source).pull(landing.blocks, landing, Progress(0, None))
+        self._how.puller(self._source).pull(landing.blocks, landing, self._progress)
         return received.catalog
 
 

@@ -1,10 +1,14 @@
 """Weights behind a URL: one file, or the index of a sharded model. Reads headers only."""
 
+import logging
+import os
+import random
+import time
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
-from weighlock.errors import TruncatedFile
+from weighlock.errors import Aborted, TruncatedFile, WeighlockError
 from weighlock.formats.sharded import ShardedRefs, read_index
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
@@ -12,9 +16,15 @@ from weighlock.sources.base import Source
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.receipt import Receipt, Word
+from weighlock.sources.retrying import Retrying
 from weighlock.tensors.catalog import Catalog
 
 __all__ = ["UNVERIFIED", "is_index", "noted", "open_url"]
+
+_log = logging.getLogger("weighlock")
+
+_PATIENCE_S = 5.0
+"""How long an owner that cannot be told of an end is tried again: somebody waits for `close`."""
 
 UNVERIFIED = "unverified: its server has no digests, so what it sends is taken as it comes"
 
@@ -57,17 +67,23 @@ def open_url(
 
 
 class _Ticketed(Catalog):
-    """A catalog whose owner waits for this receiver: closing it says that it has landed."""
+    """A catalog whose owner waits for this receiver: closing it says that it has landed.
 
-    __slots__ = ("_receipt",)
+    Only the process that opened it speaks: a forked child that is through has not landed for it.
+    """
+
+    __slots__ = ("_pid", "_receipt", "_remote")
 
     def __init__(self, catalog: Catalog, source: HttpSource) -> None:
         self._take_over(catalog)
+        self._remote = source.remote
+        self._pid = os.getpid()
         self._receipt: Receipt | None = Receipt(source.remote)
 
     def _leave(self, error: BaseException | None) -> None:
         if error is not None:
-            self._say("failed", type(error).__name__)
+            stopped = isinstance(error, (Aborted, GeneratorExit))
+            self._say("aborted" if stopped else "failed", type(error).__name__)
         self.close()
 
     def close(self) -> None:
@@ -76,9 +92,15 @@ class _Ticketed(Catalog):
 
     def _say(self, word: Word, cause: str = "") -> None:
         receipt, self._receipt = self._receipt, None
-        if receipt is not None:
-            with closing(receipt):
-                receipt.try_to_say(word, cause=cause)
+        if receipt is None or os.getpid() != self._pid:
+            return
+        patience_s = min(_PATIENCE_S, self._remote.limits.patience_s)
+        retrying = Retrying(patience_s, time.monotonic, random.random)
+        with closing(receipt):
+            try:
+                self._remote.persist(lambda: receipt.say(word, cause=cause), retrying)
+            except WeighlockError as error:
+                _log.warning("%s: its owner could not be told %r: %s", receipt.name, word, error)
 
 
 def noted(catalog: Catalog, source: HttpSource) -> Catalog:

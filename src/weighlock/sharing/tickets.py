@@ -9,12 +9,14 @@ import re
 
 from blake3 import blake3
 
+from weighlock.sources.access import NAME
+
 __all__ = ["MAC", "check_name", "is_genuine", "mac_of", "ticket"]
 
 MAC = "weighlock-mac"
 """The header that shows it."""
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(NAME)
 
 
 def check_name(name: str) -> str:

@@ -12,10 +12,13 @@ from urllib.parse import quote, urljoin, urlsplit
 
 from weighlock.errors import SourceError
 
-__all__ = ["Access", "Address", "Credential", "shown"]
+__all__ = ["NAME", "Access", "Address", "Credential", "shown"]
+
+NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
+"""What those who take part in a transfer may be called: a label in a URL that needs no escape."""
 
 _ID = re.compile("[0-9a-f]{32}")
-_HOLDER = re.compile(r"r=([A-Za-z0-9][A-Za-z0-9._-]{0,63})\.([0-9a-f]{32})")
+_HOLDER = re.compile(rf"r=({NAME})\.([0-9a-f]{{32}})")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -71,6 +74,11 @@ class Address:
     def url(self) -> str:
         """The whole URL, without its fragment."""
         return self.origin + self.target
+
+    @property
+    def ticket(self) -> str:
+        """The whole URL, with who its holder is."""
+        return f"{self.url}#{self.fragment}" if self.fragment else self.url
 
     @property
     def holder(self) -> tuple[str, str] | None:

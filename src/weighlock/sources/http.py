@@ -69,7 +69,7 @@ class HttpSource:
     def __reduce__(self) -> tuple[object, ...]:
         # Without credentials: what is unpickled asks as anybody would.
         address = self.remote.address
-        return _unpickled, (address.url, self.remote.verify, self.remote.resource.moved(address))
+        return _unpickled, (address.ticket, self.remote.verify, self.remote.resource.moved(address))
 
     def close(self) -> None:
         """Close the connections. Idempotent."""

@@ -5,6 +5,7 @@ an owner that cannot be told has still been received from.
 """
 
 import contextlib
+import re
 import secrets
 import threading
 from dataclasses import dataclass, replace
@@ -13,12 +14,14 @@ from typing import Literal, TypeAlias
 import msgspec
 
 from weighlock.errors import (
+    LocalProtocolError,
     PeerLost,
     Refused,
     RemoteProtocolError,
     SourceError,
     TransferError,
 )
+from weighlock.sources.access import NAME
 from weighlock.sources.http_client import Connection, raise_for_status
 from weighlock.sources.http_remote import Remote
 
@@ -51,6 +54,10 @@ class Receipt:
     Args:
         remote: the share.
         name: who speaks, if its URL does not say so.
+
+    Raises:
+        Refused: the URL is the ticket of another.
+        LocalProtocolError: nobody can be called that.
     """
 
     def __init__(self, remote: Remote, name: str | None = None) -> None:
@@ -58,8 +65,13 @@ class Receipt:
         self._access = remote.connections.access
         self._limits = remote.limits
         holder = remote.address.holder
-        self.is_named = holder is not None
-        """Whether the owner waits for this receiver."""
+        self.is_named = holder is not None or name is not None
+        """Whether the owner is to know who this receiver is."""
+        if name is not None and not re.fullmatch(NAME, name):
+            raise LocalProtocolError(
+                f"receiver={name!r} cannot be a name: 1 to 64 letters, digits and ._- that begin "
+                "with a letter or digit"
+            )
         self.name = name or f"anonymous-{secrets.token_hex(4)}"
         self._mac: str | None = None
         if holder is not None:
@@ -68,6 +80,8 @@ class Receipt:
                 raise Refused(f"{self._label}: is the ticket of {self.name!r}, not of {name!r}")
         self.address = remote.resource.address.beside(f"receivers/{self.name}")
         self._attempt = secrets.token_hex(8)
+        self._abort = remote.abort
+        self._within_s = _MOST_S
         self._lock = threading.Lock()
         self._connection: Connection | None = None
         self._speaking: Connection | None = None
@@ -78,6 +92,7 @@ class Receipt:
         """Tell the owner.
 
         Raises:
+            Aborted: somebody said stop. That, and what else is the last word, is said nevertheless.
             Refused: the ticket is not that of this receiver.
             ShareGone, SourceChanged: the share is over.
             PeerLost, TransferTimeout, RemoteProtocolError: it could not be told.
@@ -85,16 +100,18 @@ class Receipt:
         facts = {"state": word, "attempt": self._attempt, "bytes": bytes_here, "cause": cause}
         body = msgspec.json.encode(facts)
         with self._lock:
-            if within_s < _MOST_S:
+            if within_s < self._within_s:
                 self._drop()  # its waits are longer
+            self._within_s = within_s
             was_idle = self._connection is not None
+            is_last = word in ("failed", "aborted")
             try:
-                return self._post(body, within_s)
+                return self._post(body, is_last)
             except PeerLost:
                 if not was_idle:
                     raise
             # A server may close a connection that was idle; that is no failure yet.
-            return self._post(body, within_s)
+            return self._post(body, is_last)
 
     def try_to_say(
         self, word: Word, bytes_here: int = 0, cause: str = "", within_s: float = _MOST_S
@@ -115,13 +132,13 @@ class Receipt:
         if speaking is not None:
             speaking.shut()
 
-    def _post(self, body: bytes, within_s: float) -> Said:
+    def _post(self, body: bytes, is_last: bool) -> Said:
         connection, self._connection = self._connection, None
         if connection is None:
             limits = replace(
                 self._limits,
-                connect_s=min(within_s, self._limits.connect_s),
-                idle_s=min(within_s, self._limits.idle_s),
+                connect_s=min(self._within_s, self._limits.connect_s),
+                idle_s=min(self._within_s, self._limits.idle_s),
             )
             connection = Connection(self.address, self._access, limits)
         headers = {"Content-Type": "application/json"}
@@ -129,6 +146,8 @@ class Receipt:
             headers["Weighlock-Mac"] = self._mac
         self._speaking = connection
         try:
+            if not is_last:
+                self._abort.check()  # after it can be shut: whoever says stop now is heard
             reply = connection.request("POST", self.address, headers, body)
             if reply.status != 200:
                 raise_for_status(reply, connection, self._label)
