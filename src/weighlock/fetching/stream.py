@@ -106,6 +106,7 @@ class _Prefetched:
                 while True:
                     batch = self._batches.get()
                     if batch is None:
+                        worker.join()
                         return
                     if isinstance(batch, BaseException):
                         raise batch
@@ -116,7 +117,8 @@ class _Prefetched:
                         name = next(iter(refs))
                         yield name, refs.pop(name).load()
             finally:
-                self._own.set("the stream was closed")
+                if worker.is_alive():  # after a good end the owner is still to be told
+                    self._own.set("the stream was closed")
                 self._room.release()
                 while worker.is_alive():
                     try:

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable, Iterable
+from operator import length_hint
 
 import numpy as np
 from blake3 import blake3
@@ -55,10 +56,13 @@ def in_two_threads(blocks: Iterable[int], work: Callable[[int, memoryview], None
         except BaseException as error:
             failures.append(error)
 
-    helper = threading.Thread(target=worker, name="weighlock-hash", daemon=True)
-    helper.start()
-    worker()
-    helper.join()
+    if length_hint(blocks, 2) < 2:  # a thread would take longer than a block
+        worker()
+    else:
+        helper = threading.Thread(target=worker, name="weighlock-hash", daemon=True)
+        helper.start()
+        worker()
+        helper.join()
     if failures:
         raise failures[0]
 
