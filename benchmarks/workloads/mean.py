@@ -111,8 +111,8 @@ def _floats(raw):
     )
 
 
-def _limit(prepared):
-    """Read eight files and write one, with two threads and nothing done to the bytes."""
+def _limit(prepared, workers=1):
+    """Read eight files and write one, and nothing done to the bytes."""
     import numpy as np
 
     paths, out, _ = prepared
@@ -133,7 +133,7 @@ def _limit(prepared):
                 got = os.preadv(fd, [buffer], start)
             os.pwrite(target, buffer[:got], start)
 
-    threads = [threading.Thread(target=work) for _ in range(2)]
+    threads = [threading.Thread(target=work) for _ in range(workers)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -205,6 +205,11 @@ ALL = (
         "Weighted mean of eight files of 600 MB",
         (
             Contender("limit: read eight, write one", _limit, _prepare("numpy")),
+            Contender(
+                "the same, two threads",
+                lambda prepared: _limit(prepared, workers=2),
+                _prepare("numpy"),
+            ),
             Contender(
                 "NVFlare WeightedAggregationHelper, bf16 sums in memory",
                 _nvflare,

@@ -116,8 +116,8 @@ _HOMES = {
     "save": "weighlock.formats.save",
     "stream": "weighlock.fetching.stream",
     "sweep": "weighlock.disk.sweep",
-    "unpack": "weighlock.messages.message",
     "trimmed_mean": "weighlock.combining.kin",
+    "unpack": "weighlock.messages.message",
 }
 _NAMES_THERE = {"open": "open_catalog"}
 

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from weighlock.combining.plan import Part, plan_blocks, row_bytes
+from weighlock.combining.plan import Part, kept_blocks, plan_blocks, row_bytes
 from weighlock.combining.sums import WeightedSum
 from weighlock.tensors.ref import ArrayRef
 
@@ -38,8 +38,10 @@ def test_a_tensor_of_terabytes_is_planned_without_a_list():
 
 
 @pytest.mark.parametrize("is_remote", [False, True])
-@pytest.mark.parametrize("rows", [1, 2, 8, 64, 1000])
+@pytest.mark.parametrize("rows", [1, 2, 8, 16, 17, 64, 65, 1000])
 def test_rows_get_shorter_with_their_number(rows, is_remote):
-    length = row_bytes(rows, under_way=4, is_remote=is_remote)
-    assert 4 * rows * length <= 64 << 20
+    sources = rows if is_remote else 0
+    length = row_bytes(rows, under_way=4, sources=sources)
+    kept = sources * kept_blocks(sources) << 20
+    assert 4 * rows * length + kept <= 100 << 20
     assert length >= 1024

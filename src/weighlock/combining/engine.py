@@ -5,6 +5,7 @@ on a block of its own; rows from servers are read ahead, all of a block at once.
 depend on who was faster: a block is made of the same rows in the same order.
 """
 
+import contextlib
 import os
 import threading
 from collections import deque
@@ -18,9 +19,9 @@ import numpy as np
 from weighlock.abort import Abort
 from weighlock.combining.contributors import named
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
-from weighlock.combining.plan import Block, Part, plan_blocks, row_bytes
+from weighlock.combining.plan import Block, Part, kept_blocks, plan_blocks, row_bytes
 from weighlock.combining.rounding import numbers_per_unit, unit_bytes
-from weighlock.combining.rows import Rows, is_remote
+from weighlock.combining.rows import KeepsBlocks, Rows, is_remote, remote_sources
 from weighlock.errors import (
     Aborted,
     CombineError,
@@ -30,15 +31,17 @@ from weighlock.errors import (
     TransferError,
     WeighlockError,
 )
+from weighlock.sources.grid import BLOCK_BYTES
 from weighlock.tensors.arrays import Array, byte_view
 from weighlock.tensors.spec import TensorSpec
+from weighlock.tensors.stored import StoredRef
 
 __all__ = ["Lost", "Setting", "Sink", "combine_blocks"]
 
 _AHEAD = 2
 """Blocks that are read while others are worked on, where rows come from servers."""
 
-_READERS = 32
+_READERS = 16
 """Requests under way at once, at the most."""
 
 
@@ -104,11 +107,15 @@ class _Run:
         self._sink = sink
         self._setting = setting
         self._threads = setting.threads or min(_MOST_THREADS, _cores())
-        self._remote = any(is_remote(ref) for part in parts for ref in part.refs)
+        self._sources = remote_sources(parts)
         most = max((len(part.refs) for part in parts), default=1)
-        self._ahead = _AHEAD if self._remote else 0
-        length = row_bytes(most, under_way=self._threads + self._ahead, is_remote=self._remote)
+        self._ahead = _AHEAD if self._sources else 0
+        under_way = self._threads + self._ahead
+        length = row_bytes(most, under_way=under_way, sources=len(self._sources))
         self._shape = most, length + SPARE_BYTES
+        # Rows shorter than a block of a share are read in turn: each block travels once then.
+        turns = self._sources if length < BLOCK_BYTES else []
+        self._turns = {id(source): threading.Lock() for source in turns}
         self._blocks = plan_blocks(parts, length)
         self._waiting: deque[_Taken] = deque()
         self._free: list[Array] = []
@@ -120,7 +127,10 @@ class _Run:
         self._done = 0
 
     def run(self) -> None:
-        if self._remote:
+        if self._sources:
+            for source in self._sources:
+                if isinstance(source, KeepsBlocks):
+                    source.keep_at_most(kept_blocks(len(self._sources)))
             readers = min(_READERS, self._shape[0] * _AHEAD)
             self._pool = ThreadPoolExecutor(readers, thread_name_prefix="weighlock-ahead")
         helpers = [
@@ -178,8 +188,14 @@ class _Run:
             if block.is_first:
                 self._naming(part, row, lambda row=row: rows.prepare(row))  # type: ignore[misc]
             if self._pool is not None and is_remote(ref):
-                taken.coming[row] = self._pool.submit(self._read, taken, row)
+                taken.coming[row] = self._pool.submit(self._read_ahead, taken, row)
         return taken
+
+    def _read_ahead(self, taken: _Taken, row: int) -> None:
+        ref = taken.rows.part.refs[row]
+        turn = self._turns.get(id(ref.source)) if isinstance(ref, StoredRef) else None
+        with turn or contextlib.nullcontext():
+            self._read(taken, row)
 
     def _read(self, taken: _Taken, row: int) -> None:
         part, block = taken.rows.part, taken.block

@@ -13,7 +13,7 @@ from weighlock.combining.rounding import unit_bytes, units_of
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import TensorSpec
 
-__all__ = ["Block", "Part", "plan_blocks", "row_bytes"]
+__all__ = ["Block", "Part", "kept_blocks", "plan_blocks", "row_bytes"]
 
 _LOCAL_BYTES = 512 * 1024
 """A row from a file: a system call costs as much as copying a few KiB."""
@@ -23,6 +23,9 @@ _REMOTE_BYTES = 4 * 1024 * 1024
 
 _ALL_BYTES = 48 * 1024 * 1024
 """All rows of all blocks that are under way."""
+
+_KEPT_BYTES = 1024 * 1024
+"""What a remote source keeps of a block of which a row took a part."""
 
 _UNITS = 64
 """Blocks are multiples of so many units, so that each starts on whole words."""
@@ -66,10 +69,22 @@ class Block:
     is_last: bool
 
 
-def row_bytes(rows: int, *, under_way: int, is_remote: bool) -> int:
-    """How long a row may be if so many blocks of so many rows are held at once."""
-    wanted = _REMOTE_BYTES if is_remote else _LOCAL_BYTES
-    return max(_UNITS * 16, min(wanted, _ALL_BYTES // (under_way * max(1, rows))))
+def row_bytes(rows: int, *, under_way: int, sources: int = 0) -> int:
+    """How long a row may be if so many blocks of so many rows are held at once.
+
+    Args:
+        rows: of the tensor that has the most.
+        under_way: blocks that are held at once.
+        sources: how many are remote; what those keep takes memory too.
+    """
+    wanted = _REMOTE_BYTES if sources else _LOCAL_BYTES
+    rest = max(_ALL_BYTES // 2, _ALL_BYTES - sources * kept_blocks(sources) * _KEPT_BYTES)
+    return max(_UNITS * 16, min(wanted, rest // (under_way * max(1, rows))))
+
+
+def kept_blocks(sources: int) -> int:
+    """How many blocks each of so many remote sources may keep for its next rows."""
+    return 2 if sources <= 16 else 1 if sources <= 64 else 0
 
 
 def plan_blocks(parts: Sequence[Part], max_row_bytes: int) -> Iterator[Block]:

@@ -6,6 +6,8 @@ without a name.
 """
 
 import contextlib
+from collections.abc import Iterable
+from typing import Protocol, runtime_checkable
 
 from weighlock.combining.plan import Part
 from weighlock.disk.scratch import Scratch
@@ -14,10 +16,18 @@ from weighlock.sources.local import BytesSource
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import Readable, StoredRef
 
-__all__ = ["Rows", "is_near", "is_remote"]
+__all__ = ["KeepsBlocks", "Rows", "is_near", "is_remote", "remote_sources"]
 
 _KEPT_BYTES = 8 * 1024 * 1024
 """Gathered rows of one tensor that are kept in memory, all together."""
+
+
+@runtime_checkable
+class KeepsBlocks(Protocol):
+    """A source that holds some of what it read, for the next reads."""
+
+    def keep_at_most(self, blocks: int) -> None:
+        """Hold no more than so many blocks."""
 
 
 def is_remote(ref: TensorRef) -> bool:
@@ -28,6 +38,17 @@ def is_remote(ref: TensorRef) -> bool:
         and not isinstance(ref.source, (BytesSource, InflatedSource))
         and not hasattr(ref.source, "descriptor")  # a file has one
     )
+
+
+def remote_sources(parts: Iterable[Part]) -> list[Readable]:
+    """Every source that rows are asked of, once."""
+    found = {
+        id(r.source): r.source
+        for p in parts
+        for r in p.refs
+        if isinstance(r, StoredRef) and is_remote(r)
+    }
+    return list(found.values())
 
 
 def is_near(ref: TensorRef) -> bool:

@@ -33,6 +33,7 @@ class HttpSource:
         self.label = self.remote.label
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._locks: dict[int, threading.Lock] = {}
+        self._most = _KEPT_BLOCKS
 
     @property
     def size(self) -> int:
@@ -70,6 +71,16 @@ class HttpSource:
         # Without credentials: what is unpickled asks as anybody would.
         address = self.remote.address
         return _unpickled, (address.ticket, self.remote.verify, self.remote.resource.moved(address))
+
+    def keep_at_most(self, blocks: int) -> None:
+        """Hold so many blocks for later reads, and the start of the file no longer.
+
+        For who has many files open at once, and reads each from one end to the other.
+        """
+        with self._lock():
+            self._most = blocks
+            self._kept.clear()
+        self.remote.first = b""
 
     def close(self) -> None:
         """Close the connections. Idempotent."""
@@ -129,7 +140,7 @@ class HttpSource:
     def _keep(self, block: int, content: bytes) -> None:
         with self._lock():
             self._kept[block] = content
-            while len(self._kept) > _KEPT_BLOCKS:
+            while len(self._kept) > self._most:
                 self._kept.popitem(last=False)
 
     def _read_exactly(self, span: Span, buffer: memoryview) -> None:
