@@ -78,7 +78,7 @@ import subprocess
 owner = subprocess.Popen(
     [sys.executable, "-m", "weighlock", "serve", {path!r}, "--port", "0", "--json"]
     + ["--secret", f"{{directory}}/key"], stdout=subprocess.PIPE, text=True)
-url = json.loads("".join(owner.stdout.readline() for _ in range(3)))[0]["url"]
+url = json.loads(owner.stdout.readline())["shares"][0]["url"]
 with weighlock.open(url) as catalog:
     catalog["weight"][:1]
     with measured():
