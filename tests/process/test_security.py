@@ -279,7 +279,7 @@ def test_e3_ids_and_credentials_are_in_no_log_repr_or_error(server, log, tmp_pat
     assert "127.0.0.1" in text
     assert share_id not in text
     assert token not in text
-    assert "sharing 2 tensors" in log.text
+    assert "share 1: 2 tensors" in log.text
 
 
 def test_e3_id_behind_a_prefix_of_a_public_url_is_not_shown_either(log):
