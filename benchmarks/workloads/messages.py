@@ -52,7 +52,9 @@ def _weighlock_parts(obj):
 
 
 def _weighlock_body(obj):
-    return b"".join(_weighlock_parts(obj))
+    import weighlock
+
+    return weighlock.pack(obj, threshold_bytes=None).seal()
 
 
 def _pickle_body(obj):

@@ -20,6 +20,7 @@ from weighlock.messages.wire import Envelope, join, read, read_root, write_root
 from weighlock.sources.access import Access
 from weighlock.sources.ticket import Tickets
 from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.joining import join_buffers
 from weighlock.tensors.stored import Readable
 
 __all__ = ["THRESHOLD_BYTES", "Draft", "pack", "unpack"]
@@ -47,7 +48,7 @@ class Draft:
 
     def seal(self, url: str | None = None) -> bytes:
         """The message, with the URL of a share of `tensors`; without one if there are none."""
-        return b"".join(self.parts(url))
+        return join_buffers(self.parts(url))
 
     def parts(self, url: str | None = None) -> list[bytes | memoryview]:
         """The message as buffers for `sendmsg`; tensors in it are views of their arrays.

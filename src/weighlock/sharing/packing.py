@@ -9,6 +9,7 @@ from weighlock.messages.codecs import Registry
 from weighlock.messages.message import THRESHOLD_BYTES, Draft, pack
 from weighlock.sharing.share import Outcome
 from weighlock.sharing.shared import Share
+from weighlock.tensors.joining import join_buffers
 
 __all__ = ["PackOptions", "Packed", "pack_and_share"]
 
@@ -56,7 +57,7 @@ class Packed:
     def body(self) -> bytes:
         """The message. With several named receivers each has its own: `body_for(name)`."""
         if self._body is None:
-            self._body = b"".join(self.parts)
+            self._body = join_buffers(self.parts)
         return self._body
 
     @property
@@ -79,7 +80,7 @@ class Packed:
 
     def body_for(self, receiver: str) -> bytes:
         """The message for one of those it is for, with that one's ticket."""
-        return b"".join(self.parts_for(receiver))
+        return join_buffers(self.parts_for(receiver))
 
     def parts_for(self, receiver: str) -> list[bytes | memoryview]:
         """As `parts`, for one of those it is for."""

@@ -1,0 +1,53 @@
+"""Many buffers as one bytes object. Knows memory; not what is in it.
+
+Filling fresh memory costs more in page faults than in copying: 0.1 s for 200 MB, copied in 0.03.
+numpy asks the system for huge pages, Python's allocator does not. So a long bytes object is made as
+C code makes one, uninitialised and then filled, with huge pages asked for in between.
+"""
+
+import platform
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+__all__ = ["join_buffers"]
+
+_LONG_BYTES = 8 * 1024 * 1024
+_PAGE_BYTES = 4096
+_MADV_HUGEPAGE = 14
+
+Buffer = bytes | memoryview
+
+
+def join_buffers(buffers: Sequence[Buffer]) -> bytes:
+    """The buffers, one after another."""
+    total = sum(len(buffer) for buffer in buffers)
+    is_plain = sys.platform != "linux" or platform.python_implementation() != "CPython"
+    if total < _LONG_BYTES or is_plain:
+        return b"".join(buffers)
+    return _filled(buffers, total)
+
+
+def _filled(buffers: Sequence[Buffer], total: int) -> bytes:
+    import ctypes
+
+    make = ctypes.PYFUNCTYPE(ctypes.py_object, ctypes.c_void_p, ctypes.c_ssize_t)(
+        ("PyBytes_FromStringAndSize", ctypes.pythonapi)
+    )
+    find = ctypes.PYFUNCTYPE(ctypes.c_void_p, ctypes.py_object)(
+        ("PyBytes_AsString", ctypes.pythonapi)
+    )
+    body: bytes = make(None, total)
+    start: int = find(body)
+    first = -(-start // _PAGE_BYTES) * _PAGE_BYTES
+    advise = getattr(ctypes.CDLL(None), "madvise", None)
+    if advise is not None:  # what it answers does not matter: memory without huge pages is memory
+        advise(ctypes.c_void_p(first), ctypes.c_size_t(start + total - first), _MADV_HUGEPAGE)
+    memory = memoryview((ctypes.c_ubyte * total).from_address(start)).cast("B")
+    target = np.frombuffer(memory, np.uint8)
+    done = 0
+    for buffer in filter(len, buffers):
+        target[done : done + len(buffer)] = np.frombuffer(buffer, np.uint8)
+        done += len(buffer)
+    return body
