@@ -64,6 +64,8 @@ class Workload:
     """Most seconds a contender may take."""
     beside_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory the other process of a contender may add."""
+    footprint_bytes: int | None = None
+    """Memory a contender uses at most, touched before it runs; twice the model's if not given."""
     source: str = "safetensors"
     """The kind of file the work starts from: safetensors, or of torch: zip, legacy, many."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()

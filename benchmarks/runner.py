@@ -76,7 +76,7 @@ def _measure_work(workload, contender, model, source, place, check):
     ) as child:
         pids = [int(pid) for pid in _expect(child, "ready", contender)]
         # Now, not before it started: some machines take free memory back within seconds.
-        touch_free_memory(2 * model.nbytes)
+        touch_free_memory(workload.footprint_bytes or 2 * model.nbytes)
         baseline = _anonymous(child.pid)
         with contextlib.ExitStack() as watching:
             watch = watching.enter_context(_Watch(child.pid))

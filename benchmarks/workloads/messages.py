@@ -141,6 +141,7 @@ _INLINE = Workload(
         Bar("weighlock, joined body", "NVFlare 2.9 FOBS", 3),
     ),
     memory_bars={"weighlock, parts for sendmsg": 2},
+    footprint_bytes=1 << 30,
     wall_bars={"weighlock, parts for sendmsg": 0.005},
 )
 
@@ -169,6 +170,7 @@ _UNPACK = Workload(
         ),
     ),
     memory_bars={"weighlock": 2},
+    footprint_bytes=1 << 30,
     wall_bars={"weighlock": 0.005},
 )
 
@@ -238,6 +240,7 @@ _REFERENCE = Workload(
     # Linear: four times as many take no more than five times as long.
     (Bar("40,000 refs (≤ 120 bytes each)", "10,000 refs (≤ 120 bytes each)", 0.2),),
     memory_bars={"10,000 refs (≤ 120 bytes each)": 64},
+    footprint_bytes=1 << 28,
 )
 
 
@@ -289,6 +292,7 @@ _AGGREGATE = Workload(
             ("nvflare",),
         ),
     ),
+    footprint_bytes=1 << 30,
 )
 
 ALL = (_INLINE, _UNPACK, _REFERENCE, _AGGREGATE)

@@ -1,6 +1,7 @@
 """The contract of a source, run on every source there is and on the fake that counts."""
 
 import concurrent.futures
+import contextlib
 import pickle
 import random
 import zlib
@@ -10,12 +11,14 @@ import pytest
 from conftest import open_descriptors
 from suites import served
 from suites.counting import CountingSource
-from weighlock.errors import ShortRead, SourceError
+from weighlock.errors import Refused, ShortRead, SourceError
+from weighlock.sources.access import Access
 from weighlock.sources.base import Source
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import BytesSource, FileSource
+from weighlock.sources.ticket import Tickets
 
 CONTENT = random.Random(0).randbytes(100_000)
 LARGE = random.Random(1).randbytes(17 * 1024 * 1024 + 12_345)
@@ -231,6 +234,42 @@ class TestHttpSourceOfAPlainServer(SourceSuite):
 
     def test_it_cannot_verify(self, source):
         assert not source.verifies
+
+
+class TestTicketSource(SourceSuite):
+    """A share whose URL came in a message."""
+
+    @pytest.fixture
+    def make(self, web):
+        tickets = Tickets(Access(allow=["127.0.0.1"]))
+
+        def make(content):
+            with contextlib.closing(make_remote(web, content, "s/{}/model.safetensors")) as known:
+                return tickets(known.remote.address.url, len(content))
+
+        return make
+
+    def test_pickle_reads_the_same_bytes(self, source):
+        """It does, once it is said again what may be dialled."""
+        copy = pickle.loads(pickle.dumps(source))
+        assert copy == source
+        with pytest.raises(Refused):
+            read(copy, 77, 1000)
+        with contextlib.closing(copy.connect(Access(allow=["127.0.0.1"]))) as connected:
+            assert read(connected, 77, 1000) == CONTENT[77:1077]
+
+    def test_few_of_many_stay_open(self, make):
+        before = len(open_descriptors())
+        sources = [make(CONTENT) for _ in range(12)]
+        with concurrent.futures.ThreadPoolExecutor(6) as pool:
+            for _ in range(3):
+                assert all(pool.map(lambda s: read(s, 9, 9) == CONTENT[9:18], sources))
+        read(sources[0], 0, 1)
+        assert len(open_descriptors()) - before <= 3
+        assert sum(source._opened is not None for source in sources) <= 4
+        for source in sources:
+            source.close()
+        assert len(open_descriptors()) == before
 
 
 class TestCountingSourceOverFile(SourceSuite):

@@ -37,6 +37,8 @@ class TicketSource:
         self._tickets = tickets or Tickets()
         self._lock = threading.Lock()
         self._readers = 0
+        self._is_kept = True
+        self._closed = False
         self._opened: HttpSource | None = None
 
     @property
@@ -100,14 +102,19 @@ class TicketSource:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from verified blocks; the first read dials."""
         with self._lock:
+            if self._closed:
+                raise SourceError(f"{self.label}: used after it was closed")
             source = self._opened = self._opened or self.connect()
             self._readers += 1
+            self._is_kept = True
         try:
             self._tickets.will_read(self)
             source.read_into(offset, buffer)
         finally:
             with self._lock:
                 self._readers -= 1
+            if not self._is_kept:
+                self.let_go()
 
     def rest(self) -> None:
         """Close connections that are not in use; the next read dials again."""
@@ -115,14 +122,20 @@ class TicketSource:
         if source is not None:
             source.remote.connections.rest()
 
-    def close(self) -> None:
-        """Let go of what was opened; the next read opens it again. Does nothing under a read."""
+    def let_go(self) -> None:
+        """Forget what was opened, now or after the reads under way; the next read opens it."""
         with self._lock:
+            self._is_kept = False
             if self._readers:
                 return
             source, self._opened = self._opened, None
         if source is not None:
             source.close()
+
+    def close(self) -> None:
+        """Let go of it for good. Idempotent."""
+        self._closed = True
+        self.let_go()
 
 
 class Tickets:
@@ -152,6 +165,6 @@ class Tickets:
             old = [self._recent.popitem(last=False)[1] for _ in range(max(0, over))]
             others = [other for other in self._recent.values() if other is not source]
         for other in old:
-            other.close()
+            other.let_go()
         for other in others:
             other.rest()
