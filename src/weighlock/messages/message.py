@@ -96,7 +96,8 @@ def pack(
     walk = Walk(DEFAULT if registry is None else registry, threshold_bytes, limits)
     root = write_root(walk.node(obj))
     tensors = Catalog(walk.own)
-    placed = place_all(tensors, {}, limits=limits) if walk.own else None
+    # No two are tied: the walk has met each once. What a share makes of them is the same file.
+    placed = place_all(tensors, {}, tied="copy", limits=limits) if walk.own else None
     offsets = {s.ref.name: s.span.offset for s in placed.segments} if placed is not None else {}
     file_bytes = 0 if placed is None else placed.size
     hole = walk.owners.get(None)
