@@ -28,6 +28,10 @@ const shapeless = /[\p{Cc}\p{Cf}\p{Cs}\p{Co}\p{Zl}\p{Zp}]/gu;
 const shown = (text) =>
   text.replace(shapeless, (c) => `\\u{${c.codePointAt(0).toString(16)}}`);
 
+// A long name may be broken behind its dots.
+const breakable = (name) =>
+  shown(name).split(/(?<=\.)/).flatMap((part, at) => (at ? [make("wbr"), part] : [part]));
+
 const UNITS = ["B", "kB", "MB", "GB", "TB", "PB"];
 
 function size(bytes) {
@@ -412,7 +416,7 @@ class Listing {
     const row = make(
       "button",
       { class: "row", type: "button", "aria-expanded": "false" },
-      make("span", { class: "name" }, shown(label)),
+      make("span", { class: "name" }, ...breakable(label)),
       make("span", { class: "dtype" }),
       make("span", { class: "shape" }, plural(group.count, "tensor")),
       make("span", { class: "number" }, size(group.bytes)),
@@ -431,7 +435,7 @@ class Listing {
     const row = make(
       "button",
       { class: "row", type: "button", "aria-expanded": "false", title: shown(tensor.name) },
-      make("span", { class: "name" }, shown(label)),
+      make("span", { class: "name" }, ...breakable(label)),
       make("span", { class: "dtype" }, tensor.dtype),
       make("span", { class: "shape" }, tensor.alias ? "tied" : shape(tensor.shape)),
       make("span", { class: "number" }, tensor.alias ? "–" : size(tensor.bytes)),
