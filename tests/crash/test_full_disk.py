@@ -249,17 +249,14 @@ def test_a_disk_that_is_mounted_read_only_is_a_disk_error(tmpfs, no_leaks, way):
 @needs_root
 @pytest.mark.root
 @pytest.mark.parametrize("way", WAYS)
-def test_a_directory_of_somebody_else_is_a_disk_error(tmp_path, child, way):
+def test_a_directory_of_somebody_else_is_a_disk_error(tmp_path, child, way, let_others_in):
     """The child runs as nobody; the directory lets everybody look and nobody write."""
     place = tmp_path / "theirs"
     place.mkdir()
     put_old(place / "model")
     weighlock.save(place / "source.safetensors", NEW)
     place.chmod(0o755)
-    for parent in tmp_path.parents[:1]:  # pytest keeps its directories to itself
-        parent.chmod(0o755)
-        parent.parent.chmod(0o755)
-    tmp_path.chmod(0o755)
+    let_others_in(tmp_path)
     path = place / ("new" if way.startswith("sharded") else "model")
     with child(save=way, path=path, user=65534) as saver:
         said = json.loads(saver.next())

@@ -193,12 +193,11 @@ http {{
 
 
 @pytest.fixture
-def nginx(tmp_path_factory):
+def nginx(tmp_path_factory, let_others_in):
     """Starts nginx as a cache in front of a port; gives its own."""
     place = tmp_path_factory.mktemp("nginx")
     place.chmod(0o777)  # its workers are another user
-    for parent in place.parents[:2]:
-        parent.chmod(parent.stat().st_mode | 0o011)
+    let_others_in(place.parent)
     processes = []
 
     def start(origin):

@@ -21,4 +21,13 @@ def _shown(step: object) -> str:
 
 def dotted(steps: Iterable[object]) -> str:
     """The same as a name that a tensor may have."""
-    return ".".join(str(step) for step in steps if step is not None).replace("\0", "")
+    return ".".join(_text(step) for step in steps if step is not None).replace("\0", "")
+
+
+def _text(step: object) -> str:
+    """The same text for equal keys: sets have no order of their own."""
+    if isinstance(step, frozenset):
+        return f"{{{', '.join(sorted(map(_text, step)))}}}"
+    if isinstance(step, tuple):
+        return f"({', '.join(map(_text, step))})"
+    return str(step)

@@ -81,6 +81,9 @@ class Answering:
         Raises:
             PeerLost, TransferTimeout: the body did not come.
         """
+        share = find(target)
+        if share is not None:
+            return not_allowed(_methods(share))
         found = self._find_inbox("PUT", target, headers)
         if isinstance(found, Answer):
             return found
@@ -149,9 +152,8 @@ class Answering:
     def _answer_share(
         self, method: str, route: Route, share: Share, headers: Mapping[str, str], body: bytes
     ) -> tuple[Answer, Share | None]:
-        allowed = "POST" if route.receiver is not None else "GET, HEAD"
-        if method not in allowed.split(", "):
-            return not_allowed(allowed), None
+        if method not in _methods(route).split(", "):
+            return not_allowed(_methods(route)), None
         try:
             with share.request():
                 if route.receiver is not None:
@@ -166,3 +168,8 @@ class Answering:
         except (WeighlockError, MemoryError) as error:
             return failure(500, error="unreadable", cause=type(error).__name__), None
         return answer_data(share, headers), share
+
+
+def _methods(route: Route) -> str:
+    """What may be done with a part of a share."""
+    return "POST" if route.receiver is not None else "GET, HEAD"

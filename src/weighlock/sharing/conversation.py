@@ -128,10 +128,10 @@ class Conversation:
         """Reply to a PUT; returns whether the connection can go on."""
         target, headers = _read_head(request)
         self._kind = kind_of(target)
-        length = headers.get("content-length")
-        if length is None:
+        if "transfer-encoding" in headers:  # of unknown length: nothing here is
             self._refuse(411)
             return False
+        length = headers.get("content-length", "0")
         first, _ = self._h11.trailing_data
         body = Incoming(self._peer.sock, first, int(length), self._limits.idle_s)
         if self._h11.they_are_waiting_for_100_continue:
