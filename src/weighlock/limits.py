@@ -1,10 +1,13 @@
-"""Every bound in one frozen value. Knows numbers and their reasons; enforces nothing by itself."""
+"""Every bound in one frozen value, and the running count against one. Knows numbers and reasons."""
 
+import contextlib
+import threading
+from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weighlock.errors import LimitExceeded
+from weighlock.errors import LimitExceeded, TransferTimeout
 
-__all__ = ["Limits"]
+__all__ = ["Budget", "Limits"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,8 +84,11 @@ class Limits:
     pinned_bytes: int = 2**62
     """Bytes of arrays that the shares of one server keep in memory."""
 
-    gathered_bytes: int = 32 * 1024 * 1024
+    gathered_bytes: int = 16 * 1024 * 1024
     """Bytes of strided or compressed tensors that a server keeps ready for the next range."""
+
+    budget_bytes: int = 32 * 1024 * 1024
+    """Bytes of buffers that a server uses for all its connections together."""
 
     redirects: int = 5
     """Redirects followed from a URL that a person gave."""
@@ -110,3 +116,59 @@ class Limits:
                 asked=asked,
                 allowed=allowed,
             )
+
+
+class Budget:
+    """Bytes in use, against a bound. From any thread.
+
+    Whoever is slow holds what it uses for long, so that others may have to wait for it; they wait
+    with a bound, and ask for less while much is in use.
+
+    Args:
+        total_bytes: most that is in use at once.
+    """
+
+    def __init__(self, total_bytes: int) -> None:
+        self._total = total_bytes
+        self._used = 0
+        self._changed = threading.Condition()
+
+    @property
+    def used(self) -> int:
+        """Bytes in use."""
+        return self._used
+
+    def fitting(self, most: int, least: int) -> int:
+        """How much to ask for: `most`, or `least` while half of everything is in use."""
+        return most if 2 * (self._used + most) <= self._total else min(most, least)
+
+    @contextlib.contextmanager
+    def hold(self, count: int, within_s: float) -> Iterator[None]:
+        """Use so many bytes while the block runs.
+
+        Raises:
+            LimitExceeded: there are not so many in all.
+            TransferTimeout: others used too many of them for so long.
+        """
+        if count > self._total:
+            raise LimitExceeded(
+                f"a buffer of {count:,} bytes: {self._total:,} are there for all buffers; pass "
+                f"limits=Limits(budget_bytes={count})",
+                limit="budget_bytes",
+                asked=count,
+                allowed=self._total,
+            )
+        with self._changed:
+            if not self._changed.wait_for(lambda: self._used + count <= self._total, within_s):
+                raise TransferTimeout(
+                    f"{count:,} bytes of buffers were not free for {within_s:g} s: {self._used:,} "
+                    f"of {self._total:,} are in use",
+                    phase="idle",
+                )
+            self._used += count
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._used -= count
+                self._changed.notify_all()

@@ -6,8 +6,8 @@ Knows offers, tickets and tombstones; paths, ranges and headers are the routes'.
 import time
 from collections.abc import Mapping
 
-from weighlock.errors import SourceChanged, WeighlockError
-from weighlock.limits import Limits
+from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
+from weighlock.limits import Budget, Limits
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.inbox_routes import InboxRoute, Reception, find_inbox
 from weighlock.sharing.offers import Offers
@@ -19,6 +19,7 @@ from weighlock.sharing.routes import (
     answer_data,
     answer_digests,
     answer_report,
+    busy,
     failure,
     find,
     gone,
@@ -44,16 +45,22 @@ class Answering:
         offers: what there is.
         key: what tickets are made with.
         limits: how much a request may bring.
+        budget: where buffers count for what it brings.
         page: answers what is asked of the page for people, if there is one.
     """
 
     def __init__(
-        self, offers: Offers, key: bytes, limits: Limits, page: Page | None = None
+        self,
+        offers: Offers,
+        key: bytes,
+        limits: Limits,
+        budget: Budget,
+        page: Page | None = None,
     ) -> None:
         self._offers = offers
         self._key = key
         self._page = page
-        self._reception = Reception(limits)
+        self._reception = Reception(limits, budget)
         self.is_stopping = False
         """No new requests are taken up."""
 
@@ -165,6 +172,8 @@ class Answering:
         except SourceChanged:
             share.end("changed")
             return gone("changed"), None
+        except TransferTimeout:
+            return busy("no room"), None
         except (WeighlockError, MemoryError) as error:
             return failure(500, error="unreadable", cause=type(error).__name__), None
         return answer_data(share, headers), share

@@ -8,17 +8,19 @@ import email.utils
 import http.client
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Protocol
 
 import h11
 
 from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
-from weighlock.limits import Limits
+from weighlock.limits import Budget, Limits
 from weighlock.sharing.listening import Peer
 from weighlock.sharing.metrics import Traffic, kind_of
-from weighlock.sharing.routes import Answer, failure, gone
+from weighlock.sharing.routes import Answer, busy, failure, gone
 from weighlock.sharing.shared import Share
+from weighlock.tensors.spec import Span
+from weighlock.transfer.contents import Piece
 from weighlock.transfer.receiving import Incoming
 from weighlock.transfer.sending import Sender, piece_length, wait_readable
 
@@ -54,13 +56,20 @@ class Answers(Protocol):
 class Conversation:
     """Requests and replies of one connection, one after another."""
 
-    def __init__(self, answers: Answers, peer: Peer, limits: Limits, traffic: Traffic) -> None:
+    def __init__(
+        self,
+        answers: Answers,
+        peer: Peer,
+        limits: Limits,
+        traffic: Traffic,
+        budget: Budget | None = None,
+    ) -> None:
         self._answers = answers
         self._peer = peer
         self._traffic = traffic
         self._kind = "other"
         self._limits = limits
-        self._sender = Sender(peer.sock, limits.idle_s)
+        self._sender = Sender(peer.sock, limits.idle_s, budget)
         self._h11 = self._grammar()
 
     def run(self) -> None:
@@ -165,8 +174,11 @@ class Conversation:
         if share is None or answer.span is None or method == "HEAD" or not answer.length:
             self._send_whole(answer, request.method)
             return
-        with share.request():
-            self._send_span(answer, share)
+        with share.request(), contextlib.closing(share.pieces(answer.span)) as pieces:
+            try:
+                self._send_span(answer, answer.span, share, pieces)
+            finally:
+                self._sender.end()
 
     def _head(self, answer: Answer, extra: list[tuple[bytes, bytes]]) -> bytes:
         self._traffic.requests[self._kind, answer.status] += 1
@@ -190,16 +202,17 @@ class Conversation:
         self._h11.send(h11.EndOfMessage())
         self._sender.send_bytes(head)
 
-    def _send_span(self, answer: Answer, share: Share) -> None:
-        span = answer.span
-        assert span is not None  # noqa: S101
-        pieces = share.pieces(span)
+    def _send_span(self, answer: Answer, span: Span, share: Share, pieces: Iterator[Piece]) -> None:
         try:
             share.try_again(span)
             piece = next(pieces)  # before the head: what cannot be read can still be said
         except SourceChanged:
             share.end("changed")
             self._send_whole(gone("changed"), b"GET")
+            return
+        except TransferTimeout as error:
+            _log.warning("a range was put off: %s", error)
+            self._send_whole(busy("no room"), b"GET")
             return
         except Exception as error:  # of a ref that may be anybody's; the connection goes on
             _log.warning("a range could not be read: %s", error)
@@ -220,7 +233,7 @@ class Conversation:
                     self._traffic.sent_bytes += sent
                 try:
                     following = next(pieces, None)
-                except SourceChanged:
+                except (SourceChanged, TransferTimeout):
                     raise
                 except Exception as error:
                     share.note_failure(span.offset)

@@ -24,7 +24,7 @@ from weighlock.errors import (
     Refused,
     WeighlockError,
 )
-from weighlock.limits import Limits
+from weighlock.limits import Budget, Limits
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.routes import Answer, failure, gone
 from weighlock.sharing.share import Event
@@ -38,6 +38,9 @@ _PATH = re.compile(
     r"(?:/(header)|/digests/(\d{1,9})|/blocks/(\d{1,12}))?"
 )
 _ATTEMPT = re.compile("[0-9a-f]{1,32}")
+
+_WAIT_S = 5.0
+"""How long a sender waits for room in the budget; then its connection ends, and it comes back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +98,12 @@ class Reception:
 
     Args:
         limits: how long a header may be.
+        budget: where buffers count that senders fill, as slowly as they like.
     """
 
-    def __init__(self, limits: Limits) -> None:
+    def __init__(self, limits: Limits, budget: Budget) -> None:
         self._limits = limits
+        self._budget = budget
         # One header at a time: parsed it takes many times its length.
         self._announcing = threading.Lock()
 
@@ -150,10 +155,11 @@ class Reception:
         if not re.fullmatch(r"\d{1,18}", size):
             return failure(400, error="Weighlock-Size is missing")
         self._limits.check("announced_bytes", body.left, f"bytes of the header of {sender}")
-        header = bytearray(body.left)
-        body.fill(memoryview(header))
-        with self._announcing:
-            arrival = inbox.begin(sender, attempt, bytes(header), int(size))
+        with self._budget.hold(body.left, _WAIT_S):
+            header = bytearray(body.left)
+            body.fill(memoryview(header))
+            with self._announcing:
+                arrival = inbox.begin(sender, attempt, bytes(header), int(size))
         alive_s = inbox.alive_s
         return failure(200, has_some=arrival.has_some, alive_s=alive_s)
 
@@ -175,15 +181,17 @@ class Reception:
             return failure(400, error="Weighlock-Digests is missing")
         first = route.block or 0
         blocks = arrival.check_run(first, body.left, len(digests) // DIGEST_BYTES)
-        buffer = byte_view(empty((min(BLOCK_BYTES, body.left),), np.dtype(np.uint8)))
-        for number, block in enumerate(blocks):
-            view = buffer[: block_span(block, arrival.size).length]
-            body.fill(view)
-            if inbox.ended is not None:
-                return gone(inbox.ended)
-            at = number * DIGEST_BYTES
-            arrival.put(block, view, digests[at : at + DIGEST_BYTES])
-            inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
+        size = min(BLOCK_BYTES, body.left)
+        with self._budget.hold(size, _WAIT_S):
+            buffer = byte_view(empty((size,), np.dtype(np.uint8)))
+            for number, block in enumerate(blocks):
+                view = buffer[: block_span(block, arrival.size).length]
+                body.fill(view)
+                if inbox.ended is not None:
+                    return gone(inbox.ended)
+                at = number * DIGEST_BYTES
+                arrival.put(block, view, digests[at : at + DIGEST_BYTES])
+                inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         return failure(200, bytes=arrival.bytes_here)
 
 

@@ -19,6 +19,7 @@ __all__ = [
     "answer_data",
     "answer_digests",
     "answer_report",
+    "busy",
     "failure",
     "find",
     "gone",
@@ -79,6 +80,12 @@ def not_allowed(methods: str) -> Answer:
     """The reply to a method that this path does not know."""
     refusal = failure(405, error="method not allowed")
     return Answer(405, {**refusal.headers, "Allow": methods}, refusal.body)
+
+
+def busy(what: str) -> Answer:
+    """The reply of one who has no time or room just now."""
+    answer = failure(503, error=what)
+    return Answer(503, {**answer.headers, "Retry-After": "1"}, answer.body)
 
 
 def gone(reason: str | None) -> Answer:
@@ -165,10 +172,9 @@ def answer_digests(share: Share, page: int, wait_s: float) -> Answer:
     """
     if page >= share.digests.pages:
         return failure(404, error="not found")
-    digests = share.digests.page(page, wait_s)
+    digests = share.digest_page(page, wait_s)
     if digests is None:
-        busy = failure(503, error="hashing")
-        return Answer(503, {**busy.headers, "Retry-After": "1"}, busy.body)
+        return busy("hashing")
     headers = {
         "Content-Type": "application/octet-stream",
         "Cache-Control": _cache_control(share),

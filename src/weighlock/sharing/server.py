@@ -10,7 +10,7 @@ from typing import Literal, Unpack
 
 from weighlock.errors import LocalProtocolError, TransferTimeout
 from weighlock.lifetimes import Lifetime
-from weighlock.limits import Limits
+from weighlock.limits import Budget, Limits
 from weighlock.sharing.answering import Answering
 from weighlock.sharing.binding import check_address, server_tls, shake_hands
 from weighlock.sharing.board import Board
@@ -34,6 +34,7 @@ from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import Digests
+from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import lay_out
 
 __all__ = ["Server"]
@@ -86,11 +87,13 @@ class Server(Lifetime):
         self._tls = None if tls_cert is None else server_tls(tls_cert, tls_key, client_ca)
         check_address(host, public_url, is_open=insecure or self._tls is not None)
         self._offers = Offers(self._limits)
+        self._budget = Budget(self._limits.budget_bytes)
+        self._kept = Kept(self._limits.gathered_bytes)
         self._board, self._meters = Board(), Meters()
         self._page = None if page is False else Page(token, self._board, self._families)
         self._key = key or secrets.token_bytes(32)
         self._pid = os.getpid()
-        self._answering = Answering(self._offers, self._key, self._limits, self._page)
+        self._answering = Answering(self._offers, self._key, self._limits, self._budget, self._page)
         self._listener = Listener(host, port, self._serve, self._limits)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
@@ -162,7 +165,7 @@ class Server(Lifetime):
         names = self._names(receivers)
         limits = self._limits
         file = lay_out(tensors, metadata, tied=tied, limits=limits)
-        contents = Contents(file, directory=self._directory, limits=limits)
+        contents = Contents(file, directory=self._directory, limits=limits, kept=self._kept)
         pinned = contents.pinned_bytes
         number = self._board.next_number()
         try:
@@ -179,6 +182,7 @@ class Server(Lifetime):
                 # It begins now: what was hashed for minutes has not been idle for minutes.
                 Life(time.monotonic, receivers=names, expires_s=expires_s, idle_s=idle_s),
                 digests=digests,
+                budget=self._budget,
                 cacheable=cacheable,
                 forget=lambda share: self._forget(share_id, number, share),
                 on_done=on_done,
@@ -281,7 +285,7 @@ class Server(Lifetime):
             if self._tls is not None:
                 peer.sock = shake_hands(self._tls, peer.sock, self._limits.connect_s)
             with self._meters.connection() as traffic:
-                Conversation(self._answering, peer, self._limits, traffic).run()
+                Conversation(self._answering, peer, self._limits, traffic, self._budget).run()
         except (OSError, TransferTimeout) as error:
             _log.debug("%s: connection ended: %s", peer.host, error)
 

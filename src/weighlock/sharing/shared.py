@@ -5,12 +5,13 @@ them, files are watched by their fingerprint, and a change ends the share for ev
 """
 
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Generator, Mapping
 
 import numpy as np
 from blake3 import blake3
 
 from weighlock.errors import SourceChanged
+from weighlock.limits import Budget, Limits
 from weighlock.sharing.offer import Offer, Ticketing
 from weighlock.sharing.share import Life, Outcome, Receiver
 from weighlock.sources.access import shown
@@ -24,6 +25,12 @@ __all__ = ["Share"]
 
 _MOST_FAILURES = 64
 _TRIED_BYTES = 1024 * 1024
+
+_HASHED_BYTES = 2 * 1024 * 1024
+"""What one thread needs that reads and hashes: a block, and buffers to gather small tensors in."""
+
+_WAIT_S = 2.0
+"""How long that waits for room in the budget."""
 
 
 class Share(Offer):
@@ -40,6 +47,7 @@ class Share(Offer):
         *,
         cacheable: bool,
         digests: Digests | None = None,
+        budget: Budget | None = None,
         forget: Callable[[Offer], None],
         on_done: Callable[[Outcome], object] | None = None,
         title: str = "",
@@ -53,6 +61,7 @@ class Share(Offer):
         self.cacheable = cacheable
         self.contents = contents
         self.digests = digests or Digests(contents)
+        self._budget = budget or Budget(Limits().budget_bytes)
         self.etag = f'"{blake3(ticketing.offer_id.encode()).hexdigest(16)}"'
         self._lock = threading.Lock()
         self._failures: set[int] = set()
@@ -75,22 +84,36 @@ class Share(Offer):
         """Release the tensors."""
         self.contents.close()
 
-    def pieces(self, span: Span) -> Iterator[Piece]:
+    def pieces(self, span: Span) -> Generator[Piece, None, None]:
         """The bytes of a span.
 
         Raises:
             SourceError: a tensor cannot be read. `SourceChanged` ends the share.
+            TransferTimeout: there is no room for a buffer.
         """
         try:
-            yield from self.contents.pieces(span)
+            yield from self.contents.pieces(span, self._budget)
         except SourceChanged:
             self.end("changed")
             raise
 
+    def digest_page(self, page: int, wait_s: float) -> bytes | None:
+        """The digests of a page; None if they are not ready within that time.
+
+        Raises:
+            SourceError: the tensors could not be read, or have changed.
+            TransferTimeout: there is no room for buffers to hash with.
+        """
+        if self.digests.is_ready(page):
+            return self.digests.page(page)
+        with self._budget.hold(2 * _HASHED_BYTES, _WAIT_S):
+            return self.digests.page(page, wait_s)
+
     def check_block(self, block: int) -> None:
         """A receiver says that a block never matches: look whether it was changed here."""
         try:
-            matches = self.digests.still_matches(block)
+            with self._budget.hold(_HASHED_BYTES, _WAIT_S):
+                matches = self.digests.still_matches(block)
         except SourceChanged:
             matches = False
         if not matches:
@@ -122,7 +145,8 @@ class Share(Offer):
             if span.offset not in self._failures:
                 return
             self._failures.discard(span.offset)
-        buffer = byte_view(empty((_TRIED_BYTES,), np.dtype(np.uint8)))
-        end = min(span.end, span.offset + RANGE_BYTES)
-        for start in range(span.offset, end, _TRIED_BYTES):
-            self.contents.read_into(start, buffer[: min(_TRIED_BYTES, end - start)])
+        with self._budget.hold(_HASHED_BYTES, _WAIT_S):
+            buffer = byte_view(empty((_TRIED_BYTES,), np.dtype(np.uint8)))
+            end = min(span.end, span.offset + RANGE_BYTES)
+            for start in range(span.offset, end, _TRIED_BYTES):
+                self.contents.read_into(start, buffer[: min(_TRIED_BYTES, end - start)])

@@ -6,9 +6,8 @@ through one buffer together, so that no tensor costs a system call of its own.
 """
 
 import threading
-from collections import OrderedDict
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from typing import Protocol, TypeAlias
 
@@ -16,7 +15,7 @@ import numpy as np
 
 from weighlock.disk.scratch import Scratch
 from weighlock.errors import SourceError
-from weighlock.limits import Limits
+from weighlock.limits import Budget, Limits
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import FileSource
 from weighlock.tensors.adjusted import AdjustedRef
@@ -24,6 +23,7 @@ from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import Readable, StoredRef
+from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import VirtualFile
 
 __all__ = ["Contents", "FilePart", "Piece", "Sendable"]
@@ -31,13 +31,20 @@ __all__ = ["Contents", "FilePart", "Piece", "Sendable"]
 _SMALL_BYTES = 64 * 1024
 """Below this, copying is cheaper than a system call of its own."""
 
-_BOUNCE_BYTES = 1024 * 1024
+_BOUNCE_BYTES = 512 * 1024
+
+_REMOTE_BYTES = 1024 * 1024
+"""Read at once from what is neither memory nor a file: a block of another server."""
 
 _WINDOW_BYTES = 256 * 1024
 """Read at once where small tensors lie near each other in a file."""
 
-_SCRATCH_FROM_BYTES = 8 * 1024 * 1024
-"""Gathered tensors of this size on are laid down in a file once; smaller ones stay in memory."""
+_SCRATCH_FROM_BYTES = 256 * 1024
+"""Gathered tensors of this size on are laid down in a file once; smaller ones stay in memory, where
+each receiver that is slow to take one holds on to it."""
+
+_WAIT_S = 5.0
+"""How long a reply waits for room in the budget; then its receiver is told to come back."""
 
 
 class Sendable(Protocol):
@@ -70,20 +77,24 @@ class Contents:
         file: which tensors lie where.
         directory: where gathered tensors are laid down that are too large for memory.
         limits: how many bytes of smaller gathered ones are kept in memory.
+        kept: where those are kept, if it is shared with others.
     """
 
     def __init__(
-        self, file: VirtualFile, *, directory: str | None = None, limits: Limits | None = None
+        self,
+        file: VirtualFile,
+        *,
+        directory: str | None = None,
+        limits: Limits | None = None,
+        kept: Kept | None = None,
     ) -> None:
         self.file = file
         self._header = memoryview(file.header)
         self._directory = directory
-        self._limits = limits or Limits()
+        self._kept = kept or Kept((limits or Limits()).gathered_bytes)
         self._gathering = threading.Lock()
         self._scratch: Scratch | None = None
         self._laid_down: dict[int, FilePart] = {}
-        self._kept: OrderedDict[int, memoryview] = OrderedDict()
-        self._kept_bytes = 0
         self._closed = False
 
     @property
@@ -97,7 +108,7 @@ class Contents:
             self._closed = True
             if self._scratch is not None:
                 self._scratch.close()
-            self._kept.clear()
+            self._kept.drop(self)
             # And of the tensors.
             self.file = replace(self.file, segments=(), specs=(), aliases={})
 
@@ -112,18 +123,27 @@ class Contents:
                 buffer[done : done + len(piece)] = piece
                 done += len(piece)
 
-    def pieces(self, span: Span) -> Iterator[Piece]:
+    def pieces(self, span: Span, budget: Budget | None = None) -> Iterator[Piece]:
         """A range of the virtual file, in order. A piece is valid until the next is asked for.
+
+        Args:
+            span: the range.
+            budget: what is used for buffers meanwhile counts there.
 
         Raises:
             SourceError: a tensor cannot be read, or this was closed.
+            TransferTimeout: there is no room for a buffer.
         """
         if self._closed:
             raise SourceError("its share is over")
+        with ExitStack() as stack:
+            yield from self._pieces(span, _Room(budget, stack))
+
+    def _pieces(self, span: Span, room: "_Room") -> Iterator[Piece]:
         buffer: memoryview | None = None
         used = 0
-        window = _Window()
-        for piece in _joined(self._parts(span)):
+        window = _Window(room)
+        for piece in _joined(self._parts(span, room)):
             length = _length(piece)
             if length >= _SMALL_BYTES:
                 if buffer is not None and used:
@@ -132,7 +152,7 @@ class Contents:
                 yield piece
                 continue
             if buffer is None:
-                buffer = byte_view(empty((min(_BOUNCE_BYTES, span.length),), np.dtype(np.uint8)))
+                buffer = room.buffer(min(_BOUNCE_BYTES, span.length))
             if used + length > len(buffer):
                 yield buffer[:used]
                 used = 0
@@ -174,7 +194,7 @@ class Contents:
             segments.append(segment)
         self.file = replace(self.file, segments=tuple(segments))  # the originals are let go
 
-    def _parts(self, span: Span) -> Iterator[Piece]:
+    def _parts(self, span: Span, room: "_Room") -> Iterator[Piece]:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
@@ -187,13 +207,14 @@ class Contents:
             if isinstance(ref, StoredRef) and not isinstance(ref.source, InflatedSource):
                 whole = ref.contiguous_span
                 if whole is not None:
-                    yield from _stored(ref.source, whole.offset + begin, end - begin)
+                    yield from _stored(ref.source, whole.offset + begin, end - begin, room)
                     continue
             gathered = self._gathered(segment.span.offset, ref)
             if isinstance(gathered, FilePart):
                 yield FilePart(gathered.file, gathered.offset + begin, end - begin)
             else:
-                yield gathered[begin:end]
+                with room.held(len(gathered)):
+                    yield gathered[begin:end]
 
     def _gathered(self, key: int, ref: TensorRef) -> Piece:
         with self._gathering:
@@ -201,18 +222,14 @@ class Contents:
                 raise SourceError(f"tensor {ref.name!r}: its share is over")
             if key in self._laid_down:
                 return self._laid_down[key]
-            if key in self._kept:
-                self._kept.move_to_end(key)
-                return self._kept[key]
+            kept = self._kept.get(self, key)
+            if kept is not None:
+                return kept
             if ref.nbytes >= _SCRATCH_FROM_BYTES:
                 return self._lay_down(key, ref)
             buffer = byte_view(empty((ref.nbytes,), np.dtype(np.uint8)))
             ref.load(out=buffer)
-            self._kept[key] = buffer
-            self._kept_bytes += len(buffer)
-            while self._kept_bytes > self._limits.gathered_bytes and len(self._kept) > 1:
-                _, dropped = self._kept.popitem(last=False)
-                self._kept_bytes -= len(dropped)
+            self._kept.put(self, key, buffer)
             return buffer
 
     def _lay_down(self, key: int, ref: TensorRef) -> FilePart:
@@ -229,15 +246,36 @@ def _is_in_memory(ref: TensorRef) -> bool:
     return not isinstance(ref, StoredRef)
 
 
-def _stored(source: Readable, offset: int, length: int) -> Iterator[Piece]:
+class _Room:
+    """What one range uses for buffers, as far as somebody counts."""
+
+    def __init__(self, budget: Budget | None, stack: ExitStack) -> None:
+        self._budget = budget
+        self._stack = stack
+
+    def held(self, count: int) -> AbstractContextManager[None]:
+        """So many bytes, while the block runs."""
+        return nullcontext() if self._budget is None else self._budget.hold(count, _WAIT_S)
+
+    def buffer(self, most: int) -> memoryview:
+        """A buffer until the range is through; a smaller one while there is little room."""
+        if self._budget is not None:
+            most = self._budget.fitting(most, _SMALL_BYTES)
+            self._stack.enter_context(self.held(most))
+        return byte_view(empty((most,), np.dtype(np.uint8)))
+
+
+def _stored(source: Readable, offset: int, length: int, room: _Room) -> Iterator[Piece]:
     if isinstance(source, FileSource):
         yield FilePart(source, offset, length)
         return
-    buffer = byte_view(empty((min(_BOUNCE_BYTES, length),), np.dtype(np.uint8)))
-    for done in range(0, length, _BOUNCE_BYTES):
-        piece = buffer[: min(_BOUNCE_BYTES, length - done)]
-        source.read_into(offset + done, piece)
-        yield piece
+    size = min(_REMOTE_BYTES, length)
+    with room.held(size):
+        buffer = byte_view(empty((size,), np.dtype(np.uint8)))
+        for done in range(0, length, _REMOTE_BYTES):
+            piece = buffer[: min(_REMOTE_BYTES, length - done)]
+            source.read_into(offset + done, piece)
+            yield piece
 
 
 def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
@@ -268,19 +306,23 @@ def _length(piece: Piece) -> int:
 class _Window:
     """The last stretch read of a file: small tensors in it need no read of their own."""
 
-    def __init__(self) -> None:
+    def __init__(self, room: _Room) -> None:
+        self._room = room
         self._file: Sendable | None = None
         self._start = 0
+        self._buffer: memoryview | None = None
         self._bytes = memoryview(b"")
 
     def read_into(self, part: FilePart, target: memoryview) -> None:
         begin = part.offset - self._start
         if self._file is not part.file or begin < 0 or begin + part.length > len(self._bytes):
-            length = min(_WINDOW_BYTES, part.file.size - part.offset)
+            if self._buffer is None:
+                self._buffer = self._room.buffer(_WINDOW_BYTES)
+            length = min(len(self._buffer), part.file.size - part.offset)
             if length < part.length:  # shorter than it was: reading says so
                 part.file.read_into(part.offset, target)
                 return
-            self._bytes = byte_view(empty((length,), np.dtype(np.uint8)))
+            self._bytes = self._buffer[:length]
             part.file.read_into(part.offset, self._bytes)
             self._file, self._start, begin = part.file, part.offset, 0
         target[:] = self._bytes[begin : begin + part.length]

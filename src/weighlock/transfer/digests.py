@@ -82,6 +82,10 @@ class Digests:
         """How many pages of digests there are."""
         return len(self._ready)
 
+    def is_ready(self, number: int) -> bool:
+        """Whether a page is hashed."""
+        return bool(self._ready[number])
+
     def hash_all(self) -> None:
         """Hash every block now."""
         for page in range(self.pages):

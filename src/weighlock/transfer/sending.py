@@ -3,6 +3,7 @@
 Knows sockets and pieces; not HTTP. Every wait is bounded: a peer that does not read is given up.
 """
 
+import contextlib
 import os
 import select
 import socket
@@ -12,6 +13,7 @@ import time
 import numpy as np
 
 from weighlock.errors import ShortRead, TransferTimeout
+from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.arrays import byte_view, empty
@@ -21,6 +23,11 @@ __all__ = ["Sender", "piece_length", "wait_readable"]
 
 _STEP_BYTES = 1024 * 1024
 """Sent at a time: between two steps a revoked share is noticed."""
+
+_TLS_BYTES = 256 * 1024
+_LEAST_TLS_BYTES = 32 * 1024
+_WAIT_S = 5.0
+"""How long a reply waits for room in the budget."""
 
 
 def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
@@ -38,19 +45,33 @@ def piece_length(piece: Piece) -> int:
 
 
 class Sender:
-    """The way out of one connection."""
+    """The way out of one connection.
 
-    def __init__(self, sock: socket.socket, idle_s: float) -> None:
+    Args:
+        sock: where bytes go.
+        idle_s: time in which a peer must take something.
+        budget: where a buffer counts that TLS needs for files.
+    """
+
+    def __init__(self, sock: socket.socket, idle_s: float, budget: Budget | None = None) -> None:
         self._sock = sock
         self._idle_s = idle_s
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._buffer: memoryview | None = None
+        self._budget = budget
+        self._held = contextlib.ExitStack()
         self._pace = Pace(idle_s)
         set_timeout(sock, idle_s)  # a blocking sendfile then needs no waiting of ours in between
 
     def begin(self) -> None:
         """A new reply: the least rate is counted from here."""
         self._pace.begin()
+
+    def end(self) -> None:
+        """The reply is over: others may need the room."""
+        if self._budget is not None:
+            self._buffer = None
+            self._held.close()
 
     def send_bytes(self, data: bytes, *, more: bool = False) -> None:
         """Send bytes; `more` follow at once."""
@@ -73,8 +94,9 @@ class Sender:
             self._send(piece[done : done + step])
         elif self._is_tls:
             if self._buffer is None:
-                self._buffer = byte_view(empty((_STEP_BYTES,), np.dtype(np.uint8)))
+                self._buffer = self._new_buffer()
             view = self._buffer[:step]
+            step = len(view)
             piece.file.read_into(piece.offset + done, view)
             began = time.monotonic()
             self._send(view)
@@ -84,6 +106,13 @@ class Sender:
         if self._pace.is_too_slow(time.monotonic() - began, step):
             raise TransferTimeout("the peer takes next to nothing", phase="idle")
         return step
+
+    def _new_buffer(self) -> memoryview:
+        size = _TLS_BYTES
+        if self._budget is not None:
+            size = self._budget.fitting(size, _LEAST_TLS_BYTES)
+            self._held.enter_context(self._budget.hold(size, _WAIT_S))
+        return byte_view(empty((size,), np.dtype(np.uint8)))
 
     def _send(self, view: memoryview, flags: int = 0) -> None:
         try:

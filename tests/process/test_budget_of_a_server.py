@@ -1,0 +1,142 @@
+"""D14, C16: buffers of a server, however many receivers there are and however slow they read."""
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import sys
+from urllib.parse import urlsplit
+
+import numpy as np
+import pytest
+
+import weighlock
+from process.certificates import certificates, needs_openssl  # noqa: F401
+from process.chaos_peers import InThread
+from waiting import DEADLINE_S, settled, until
+from weighlock.errors import PeerLost
+
+SLOW = 64
+
+OWNER = """
+import sys
+import numpy as np
+import weighlock
+kind, path, certificate = sys.argv[1:]
+limits = weighlock.Limits(connections=400, connections_per_peer=400)
+dice = np.random.default_rng(1)
+with weighlock.Server(tls_cert=certificate or None, limits=limits) as server:
+    if kind == "small arrays":
+        tensors = {f"t{n}": dice.random(4000) for n in range(700)}
+    else:
+        tensors = weighlock.open(path)
+    share = server.share(tensors)
+    share.digests.hash_all()
+    print(share.url, flush=True)
+    sys.stdin.read()
+print(server._budget.used, flush=True)
+"""
+
+
+def file_of(kind, directory):
+    """What is served, and holds other bytes at each place."""
+    path = directory / "source"
+    if kind == "a file":
+        weighlock.save(path, {"a": np.random.default_rng(1).random(3_000_000)}, durable=False)
+    elif kind.startswith("strided"):
+        torch = pytest.importorskip("torch")
+        rows, count = (400, 20) if kind == "strided tensors" else (100, 300)
+        tensors = {f"t{n}": torch.rand(rows, 300, dtype=torch.float64).T for n in range(count)}
+        torch.save(tensors, path)
+    return path
+
+
+class Owner:
+    def __init__(self, child):
+        self.child = child
+        self.url = child.stdout.readline().strip()
+        assert self.url, child.stderr.read()
+
+    def anonymous(self):
+        with open(f"/proc/{self.child.pid}/status") as status:
+            return next(int(x.split()[1]) * 1024 for x in status if x.startswith("RssAnon"))
+
+
+@contextlib.contextmanager
+def owner(*arguments):
+    child = subprocess.Popen(
+        [sys.executable, "-c", OWNER, *map(str, arguments)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    try:
+        yield Owner(child)
+    finally:
+        if child.poll() is None:
+            child.kill()
+        child.communicate(timeout=DEADLINE_S)
+
+
+@contextlib.contextmanager
+def slow_receivers(url, count, ca=None):
+    """So many that ask for everything, each from another place on, take a little and stop."""
+    parts = urlsplit(url)
+    with contextlib.ExitStack() as stack:
+        for number in range(count):
+            sock = socket.socket()
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 8192)
+            stack.callback(sock.close)
+            sock.settimeout(DEADLINE_S)
+            sock.connect((parts.hostname, parts.port))
+            if ca is not None:
+                context = ssl.create_default_context(cafile=ca)
+                sock = context.wrap_socket(sock, server_hostname=parts.hostname)
+                stack.callback(sock.close)
+            first = number * 300_000
+            sock.sendall(
+                f"GET {parts.path} HTTP/1.1\r\nHost: x\r\nRange: bytes={first}-\r\n\r\n".encode()
+            )
+            assert sock.recv(100).startswith(b"HTTP/1.1 206")
+        yield
+
+
+@needs_openssl
+@pytest.mark.usefixtures("no_leaks")
+@pytest.mark.parametrize("tls", [True, False], ids=["tls", "plain"])
+@pytest.mark.parametrize("kind", ["a file", "small arrays", "strided tensors", "strided small"])
+def test_c16_receivers_that_stop_reading_cost_the_owner_little(tmp_path, request, kind, tls):
+    known = request.getfixturevalue("certificates")
+    path, certificate = file_of(kind, tmp_path), known.path("server") if tls else ""
+    with owner(kind, path, certificate) as peer:
+        access = weighlock.Access(
+            origins={peer.url.partition("/s/")[0]: weighlock.Credential(ca=known.ca)}
+        )
+        weighlock.fetch(peer.url, access=access)
+        before = peer.anonymous()
+        with slow_receivers(peer.url, SLOW, known.ca if tls else None):
+            until(settled(peer.anonymous))
+            added = peer.anonymous() - before
+            # Somebody who reads is served beside them.
+            weighlock.fetch(peer.url, access=access)
+            beside = peer.anonymous() - before
+        assert max(added, beside) <= 64_000_000
+        peer.child.stdin.close()
+        peer.child.stdin = None  # else waiting for its output would write to it
+        assert peer.child.stdout.readline() == "0\n"  # all was given back
+
+
+@pytest.mark.usefixtures("no_leaks")
+def test_d14_without_room_a_receiver_is_told_to_come_back_and_nothing_hangs():
+    tensors = {f"t{n}": np.random.default_rng(n).random(500) for n in range(100)}
+    limits = weighlock.Limits(patience_s=0.5)
+    with weighlock.Server() as server:
+        share = server.share(tensors)
+        with server._budget.hold(weighlock.Limits().budget_bytes, 1):  # stuck
+            with pytest.raises(PeerLost, match="503"):
+                weighlock.fetch(share.url, limits=limits)
+            waiting = InThread(weighlock.fetch, share.url)
+        fetched = waiting.end()
+        assert all((fetched[name].load() == array).all() for name, array in tensors.items())
+        assert server._budget.used == 0
