@@ -21,7 +21,7 @@ _PARTS: tuple[tuple[_Kind, str, str], ...] = (
 
 
 def families(
-    board: Board, meters: Meters, listener: Listener, pinned_bytes: int
+    board: Board, meters: Meters, listener: Listener, pinned_bytes: int, buffer_bytes: int
 ) -> Iterable[Family]:
     """Every metric of a server, as it stands."""
     live = [Shown.of(number, offer) for number, offer in board.live()]
@@ -33,6 +33,7 @@ def families(
     yield _gauge("inboxes", "Inboxes that live.", {(): kinds["inbox"]})
     yield _gauge("offered_bytes", "Bytes of shares.", {(): sum(each.bytes for each in live)})
     yield _gauge("pinned_bytes", "Bytes of arrays kept because of shares.", {(): pinned_bytes})
+    yield _gauge("buffer_bytes", "Bytes of the budget in use.", {(): buffer_bytes})
     for kind, offers, parts in _PARTS:
         yield _gauge(
             parts,

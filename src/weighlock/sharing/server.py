@@ -290,4 +290,5 @@ class Server(Lifetime):
             _log.debug("%s: connection ended: %s", peer.host, error)
 
     def _families(self) -> Iterable[Family]:
-        return families(self._board, self._meters, self._listener, self._offers.pinned_bytes)
+        pinned, used = self._offers.pinned_bytes, self._budget.used
+        return families(self._board, self._meters, self._listener, pinned, used)
