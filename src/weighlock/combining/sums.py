@@ -110,25 +110,25 @@ class WeightedSum:
         np.copyto(result, ends, casting="unsafe")
         undecided = np.flatnonzero(above != out.view(np.uint16))
         if undecided.size:
-            out.view(np.uint16)[undecided] = self._again(bits, undecided)
+            out.view(np.uint16)[undecided] = self._again(values, undecided)
         return True
 
     def _bound(self, largest: Array) -> float:
         """More than what float32 sums are off, for rows whose largest numbers have these bits."""
         values = (largest.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
         total = float(np.abs(self.weights) @ values)
-        # n products and n sums, the rounding of weights, and the interval's own ends: each is off
-        # by 2**-24 of `total` at the most; or by 2**-150, next to zero.
-        return (len(values) + 4) * (2.0**-24 * 1.001 * total + 2.0**-148)
+        # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each
+        # is off by 2**-24 of `total` at the most; or by 2**-150, next to zero.
+        return (len(values) + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
 
-    def _again(self, bits: Array, columns: Array) -> Array:
+    def _again(self, values: Array, columns: Array) -> Array:
         """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
         # One by one they take several times as long as all of them in a row.
-        chosen: Array | slice = columns if 4 * columns.size < bits.shape[1] else slice(None)
-        sums = np.zeros(bits[0, chosen].size)
+        chosen: Array | slice = columns if 4 * columns.size < values.shape[1] else slice(None)
+        sums = np.zeros(values[0, chosen].size)
         value = np.empty(sums.size)
-        for weight, row in zip(self.weights, bits, strict=True):
-            widen(row[chosen].view(np.uint8), DType.BF16, value)
+        for weight, row in zip(self.weights, values, strict=True):
+            value[...] = row[chosen]
             value *= weight
             sums += value
         found = np.empty(2 * sums.size, np.uint8)
