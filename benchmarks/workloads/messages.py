@@ -107,7 +107,7 @@ _INLINE = Workload(
     "message-inline",
     "Pack 200 tensors of 1 KB and 50 of 4 MB, all inline",
     (
-        Contender("limit: one copy", _copied, _prepare()),
+        Contender("bytes.join of the arrays", _copied, _prepare()),
         Contender(
             "pickle protocol 5",
             lambda prepared: _pickle_body(prepared.obj),

@@ -304,6 +304,21 @@ class TestDrafts:
         sizes = [len(pack([shared] * n, threshold_bytes=None).seal()) for n in (1, 2)]
         assert sizes[1] - sizes[0] < 20
 
+    def test_views_are_tied_if_they_are_the_same(self):
+        owner = np.arange(100.0).reshape(10, 10)
+        view, part, turned = owner[:], owner[2:], owner.T
+        foreign = np.frombuffer(bytes(80))
+
+        def rows(*arrays):
+            return len(pack(list(arrays), threshold_bytes=0).tensors)
+
+        assert rows(owner, view, owner[:][:], ArrayRef.of("x", owner)) == 1
+        assert rows(view, owner) == rows(owner[:], owner[:]) == 1
+        assert rows(part, owner[2:]) == 1
+        assert rows(owner, part, turned, owner.reshape(4, 25), owner.view("i8")) == 5
+        assert rows(foreign, foreign[:]) == 1
+        assert rows(np.ones(3), np.ones(3)) == 2
+
     def test_what_an_encoder_makes_anew_is_not_taken_for_tied(self):
         """Strided arrays are copied: freed before the walk is over, the next has their address."""
 

@@ -23,7 +23,7 @@ from weighlock.messages.wire import PLAIN, Kind, Place, mark, tensor_node
 from weighlock.tensors.arrays import SlicedArray, byte_view, empty
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
-from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import TensorSpec, check_name
 from weighlock.tensors.stored import StoredRef
 from weighlock.tensors.torch import is_tensor
@@ -204,7 +204,7 @@ class Walk:
         try:
             if ref is None:
                 ref = as_ref(key if _is_name(key) else self._path_name(), value)  # type: ignore[arg-type]
-            identity = ref.identity() if ref.nbytes else id(value)
+            identity = _identity(ref) if ref.nbytes else id(value)
             number = self._numbers.get(identity)
             if number is None:
                 number = self._numbers[identity] = self._add(value, self._row(ref, key))
@@ -255,6 +255,20 @@ class Walk:
             name = self._path_name() if count == 1 else f"{wanted}~{count}"
             count += 1
         return name
+
+
+def _identity(ref: TensorRef) -> Hashable:
+    """As `ref.identity()`, while what was met is alive. Asking an array for its address is slow."""
+    if not isinstance(ref, ArrayRef):
+        return ref.identity()
+    array, owner = ref.array, ref.array.base
+    if owner is None:
+        return "owner", id(array)
+    identity = ref.identity()
+    if type(owner) is np.ndarray and owner.base is None and owner.shape == array.shape:
+        is_all_of_it = ArrayRef(ref.spec, owner).identity() == identity
+        return ("owner", id(owner)) if is_all_of_it else identity
+    return identity
 
 
 def _is_name(name: object) -> bool:
