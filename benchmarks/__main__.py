@@ -53,6 +53,8 @@ def main():
     try:
         for name in options.only or workloads.ALL:
             workload = _with(workloads.ALL[name], options.contender)
+            if options.quick and workload.is_curve:
+                workload = replace(workload, contenders=workload.contenders[:3])
             if not workload.contenders:
                 continue
             if workload.source != "safetensors" and importlib.util.find_spec("torch") is None:

@@ -66,6 +66,8 @@ class Workload:
     """Most megabytes of anonymous memory the other process of a contender may add."""
     footprint_bytes: int | None = None
     """Memory a contender uses at most, touched before it runs; twice the model's if not given."""
+    is_curve: bool = False
+    """Its contenders are points of a curve, of which a quick look needs a few."""
     source: str = "safetensors"
     """The kind of file the work starts from: safetensors, or of torch: zip, legacy, many."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()

@@ -123,7 +123,14 @@ def _nvflare(arrays, directory, tls):
     return {"url": url, "ref": add_tensors(downloader, tensors, 2 * 1024 * 1024)}
 
 
+def _weighlock_file(path):
+    import weighlock
+
+    return {"url": weighlock.Server().share(weighlock.open(path)).url}
+
+
 KINDS = {
+    "weighlock-file": lambda _, path: _weighlock_file(path),
     "raw": lambda arrays, place: _raw(arrays, place, tls=False),
     "raw-tls": lambda arrays, place: _raw(arrays, place, tls=True),
     "weighlock": lambda arrays, place: _weighlock(arrays, place, tls=False),

@@ -31,7 +31,7 @@ def table(workload, samples, skipped, *, promises=True):
             f"| {name} | {wall:.3f} | {min(walls):.3f}–{max(walls):.3f} | {wall / first:.2f} "
             f"| {median(sample.cpu for sample in found):.2f} "
             f"| {f'{max(memory) / 1e6:.0f}' if memory else ''} |"
-            + (f" {max(s.beside for s in found) / 1e6:.0f} |" if paired else "")
+            + (f" {_beside(found)} |" if paired else "")
         )
     lines += [f"| {name} | {why} | | | | |" for name, why in skipped.items()]
     bars = bars_of(workload, samples) if promises else []
@@ -41,6 +41,11 @@ def table(workload, samples, skipped, *, promises=True):
             f"| {what} | {found} | {'met' if met else '**missed**'} |" for what, found, met in bars
         ]
     return "\n".join([*lines, ""])
+
+
+def _beside(found):
+    others = [sample.beside for sample in found if sample.beside is not None]
+    return f"{max(others) / 1e6:.0f}" if others else ""
 
 
 def bars_of(workload, samples):

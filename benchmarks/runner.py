@@ -76,7 +76,8 @@ def _measure_work(workload, contender, model, source, place, check):
     ) as child:
         pids = [int(pid) for pid in _expect(child, "ready", contender)]
         # Now, not before it started: some machines take free memory back within seconds.
-        touch_free_memory(workload.footprint_bytes or 2 * model.nbytes)
+        # Of a small model for a quick look everything is small.
+        touch_free_memory(min(workload.footprint_bytes or 2 * model.nbytes, 4 * model.nbytes))
         baseline = _anonymous(child.pid)
         with contextlib.ExitStack() as watching:
             watch = watching.enter_context(_Watch(child.pid))

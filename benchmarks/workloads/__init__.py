@@ -3,6 +3,7 @@
 from benchmarks.workloads import (
     checkpoints,
     convert,
+    growth,
     load_all,
     many_tensors,
     mean,
@@ -28,6 +29,7 @@ ALL = {
         *many_tensors.ALL,
         *transfer.ALL,
         *messages.ALL,
+        *growth.ALL,
         *mean.ALL,
     )
 }
