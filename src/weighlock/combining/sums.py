@@ -28,6 +28,9 @@ __all__ = ["WeightedSum", "step_units", "widened"]
 _STEP_NUMBERS = 256 * 1024
 """Numbers that are widened at once, all rows together: 2 MiB of float64."""
 
+_TIE = np.uint32(0x8000)
+_SIXTEEN = np.uint32(16)
+
 _LARGEST = 3e38
 """Sums that may be above could overflow float32."""
 
@@ -98,19 +101,23 @@ class WeightedSum:
         bound = self._bound(largest)
         if not bound < _LARGEST:
             return False
-        values, result = rows.view(DType.BF16.numpy), out.view(DType.BF16.numpy)
-        sums = desk.array("sums", result.shape, np.float32)
-        _sum(np.array(self.weights, np.float32), values, sums)
+        sums = desk.array("sums", (bits.shape[1],), np.float32)
+        ends = desk.array("ends", sums.shape, np.float32)
+        _sum(np.array(self.weights, np.float32), rows.view(DType.BF16.numpy), sums)
         margin = np.nextafter(np.float32(bound), np.float32(np.inf))
-        ends = desk.array("ends", result.shape, np.float32)
-        above = desk.array("above", result.shape, np.uint16)
         np.add(sums, margin, out=ends)
-        np.copyto(above.view(result.dtype), ends, casting="unsafe")
-        np.subtract(sums, margin, out=ends)
-        np.copyto(result, ends, casting="unsafe")
-        undecided = np.flatnonzero(above != out.view(np.uint16))
+        np.subtract(sums, margin, out=sums)
+        # Rounded by integers, with ties away from zero: a tie inside the interval parts its ends.
+        low, high = sums.view(np.uint32), ends.view(np.uint32)
+        for end in (low, high):
+            np.add(end, _TIE, out=end)
+            np.right_shift(end, _SIXTEEN, out=end)
+        result = out.view(np.uint16)
+        np.copyto(result, low, casting="unsafe")
+        differ = desk.array("differ", sums.shape, np.bool_)
+        undecided = np.flatnonzero(np.not_equal(low, high, out=differ))
         if undecided.size:
-            out.view(np.uint16)[undecided] = self._again(values, undecided)
+            result[undecided] = self._again(bits, undecided)
         return True
 
     def _bound(self, largest: Array) -> float:
@@ -121,20 +128,20 @@ class WeightedSum:
         # is off by 2**-24 of `total` at the most; or by 2**-150, next to zero.
         return (len(values) + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
 
-    def _again(self, values: Array, columns: Array) -> Array:
+    def _again(self, bits: Array, columns: Array) -> Array:
         """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
         # One by one they take several times as long as all of them in a row.
-        chosen: Array | slice = columns if 4 * columns.size < values.shape[1] else slice(None)
-        sums = np.zeros(values[0, chosen].size)
+        is_sparse = 4 * columns.size < bits.shape[1]
+        sums = np.zeros(columns.size if is_sparse else bits.shape[1])
         value = np.empty(sums.size)
-        for weight, row in zip(self.weights, values, strict=True):
-            value[...] = row[chosen]
+        for weight, row in zip(self.weights, bits, strict=True):
+            value[...] = (row.take(columns) if is_sparse else row).view(DType.BF16.numpy)
             value *= weight
             sums += value
         found = np.empty(2 * sums.size, np.uint8)
         narrow(sums, DType.BF16, found)
         short = found.view(np.uint16)
-        return short if chosen is columns else short[columns]
+        return short if is_sparse else short[columns]
 
 
 def step_units(rows: int) -> int:
