@@ -19,6 +19,7 @@ quick: $(VENV)/tests-installed lint
 
 bench:
 	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md
+	$(PYTHON) -m benchmarks.pictures
 
 # Crash tests inject faults with strace, transfers are tried behind nginx, the page in chromium;
 # without them they are skipped and say so.

@@ -1,0 +1,177 @@
+"""Pictures of the report: `python -m benchmarks.pictures` draws those whose tables are there.
+
+Reads `RESULTS.md` and nothing else, so that no picture shows what was not measured. Plain SVG that
+follows the reader's preference for light or dark.
+"""
+
+import html
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+__all__ = ["draw_all"]
+
+_HERE = os.path.dirname(os.path.abspath(__file__))
+_RESULTS = os.path.join(_HERE, "RESULTS.md")
+_DOCS = os.path.join(os.path.dirname(_HERE), "docs")
+
+_STYLE = """
+  text { font: 13px system-ui, sans-serif; fill: #1b1d22 }
+  .title { font-size: 16px; font-weight: 600 }
+  .quiet { fill: #5b606b }
+  .line { stroke: #d9d7d0; fill: none }
+  .ours { fill: #1f5f8b; stroke: #1f5f8b }
+  .other { fill: #a9a69c; stroke: #a9a69c }
+  .curve { fill: none; stroke-width: 2.5 }
+  .back { fill: #fbfaf8 }
+  @media (prefers-color-scheme: dark) {
+    text { fill: #e8e6e1 }
+    .quiet { fill: #a2a7b2 }
+    .line { stroke: #3a3d44 }
+    .ours { fill: #6db3e0; stroke: #6db3e0 }
+    .other { fill: #7c7f87; stroke: #7c7f87 }
+    .back { fill: #17181b }
+  }
+"""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A contender's line of a table."""
+
+    seconds: float
+    memory_mb: float | None
+
+
+def read_report(text):
+    """title → contender → row."""
+    report = {}
+    for section in text.split("\n## ")[1:]:
+        title, _, rest = section.partition("\n")
+        table = rest.split("| promise |")[0]
+        rows = {}
+        for line in table.splitlines():
+            cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if len(cells) >= 6 and re.fullmatch(r"[\d.]+", cells[1]):
+                rows[cells[0]] = Row(float(cells[1]), float(cells[5]) if cells[5] else None)
+        report[title] = rows
+    return report
+
+
+def _svg(width, height, title, body):
+    return (
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" role="img" '
+        f'aria-label="{html.escape(title)}">\n<style>{_STYLE}</style>\n'
+        f'<rect class="back" width="{width}" height="{height}" rx="8"/>\n'
+        f'<text class="title" x="24" y="34">{html.escape(title)}</text>\n'
+        + "\n".join(body)
+        + "\n</svg>\n"
+    )
+
+
+def bars(title, values: Mapping[str, float], unit: Callable[[float], str]):
+    """Horizontal bars; what is ours is coloured."""
+    top, step, left, most = 58, 34, 300, max(values.values())
+    body = []
+    for number, (name, value) in enumerate(values.items()):
+        y = top + number * step
+        kind = "ours" if name.startswith("weighlock") else "other"
+        length = 320 * value / most
+        body += [
+            f'<text x="{left - 12}" y="{y + 15}" text-anchor="end">{html.escape(name)}</text>',
+            f'<rect class="{kind}" x="{left}" y="{y}" width="{length:.1f}" height="20" rx="2"/>',
+            f'<text class="quiet" x="{left + length + 10:.1f}" y="{y + 15}">{unit(value)}</text>',
+        ]
+    return _svg(760, top + step * len(values) + 16, title, body)
+
+
+def curves(title, lines: Mapping[str, list[tuple[float, float]]], whole):
+    """Memory against size, both in MB, beside the line of those who hold the model."""
+    left, bottom, width, height = 80, 330, 560, 250
+    most_x = max(x for line in lines.values() for x, _ in line)
+    most_y = most_x
+
+    def place(x, y):
+        return f"{left + width * x / most_x:.1f},{bottom - height * y / most_y:.1f}"
+
+    body = [
+        f'<path class="line" d="M{place(0, most_y)} L{place(0, 0)} L{place(most_x, 0)}"/>',
+        f'<path class="curve other" d="M{place(0, 0)} L{place(most_x, most_y)}"/>',
+        f'<text class="quiet" x="{left + width - 8}" y="{bottom - height + 40}" '
+        f'text-anchor="end">{html.escape(whole)}</text>',
+    ]
+    for part in (0.25, 0.5, 1.0):
+        x, y = place(most_x * part, 0).split(",")
+        body.append(
+            f'<text class="quiet" x="{x}" y="{float(y) + 20:.0f}" text-anchor="middle">'
+            f"{most_x * part / 1000:g} GB</text>"
+        )
+        x, y = place(0, most_y * part).split(",")
+        body.append(
+            f'<text class="quiet" x="{float(x) - 8:.0f}" y="{float(y) + 4:.0f}" '
+            f'text-anchor="end">{most_y * part / 1000:g} GB</text>'
+        )
+    labels = []
+    for name, line in lines.items():
+        path = " L".join(place(x, y) for x, y in sorted(line))
+        body.append(f'<path class="curve ours" d="M{path}"/>')
+        labels.append(f"{name}: {max(y for _, y in line):.0f} MB")
+    body.append(
+        f'<text x="{left + width}" y="{bottom - 22}" text-anchor="end">weighlock: '
+        f"{html.escape(', '.join(labels))} at the most</text>"
+    )
+    return _svg(760, 380, title, body)
+
+
+def draw_all(results=_RESULTS, directory=_DOCS):
+    """Draw what there are tables for; returns the names."""
+    with open(results) as file:
+        report = read_report(file.read())
+    drawn = {}
+    wire = {
+        f"{name}, {where}": 64 * (32 << 20) / row.seconds / 1e9
+        for where, title in (
+            ("to memory", "Fetch 2 GB in tensors of 32 MB to memory over loopback"),
+            ("to disk", "Fetch 2 GB in tensors of 32 MB to a file on tmpfs over loopback"),
+        )
+        for name, row in report.get(title, {}).items()
+        if "given" not in name
+    }
+    short = {
+        "raw sockets + BLAKE3, 4 connections + pwrite": "raw sockets + BLAKE3",
+        "raw sockets + BLAKE3, 4 connections": "raw sockets + BLAKE3",
+        "NVFlare 2.9 download_tensors_to_disk": "NVFlare 2.9",
+        "NVFlare 2.9 download_tensors": "NVFlare 2.9",
+    }
+    if wire:
+        named = {}
+        for name, value in wire.items():
+            long = next((text for text in short if name.startswith(text)), None)
+            named[name.replace(long, short[long]) if long else name] = value
+        title = "2 GB from one process to another, every block hashed"
+        drawn["wire.svg"] = bars(title, named, lambda rate: f"{rate:.2f} GB/s")
+    growth = {}
+    for name, row in report.get("Growth with the size of a model", {}).items():
+        what, _, size = name.rpartition(", ")
+        growth.setdefault(what, []).append((float(size.split()[0]), row.memory_mb or 0.0))
+    if growth:
+        title = "Memory added, against the size of the model"
+        drawn["memory.svg"] = curves(title, growth, "who holds the model")
+    mean = report.get("Weighted mean of eight files of 600 MB", {})
+    if mean:
+        title = "Weighted mean of eight models of 600 MB: seconds, and memory added"
+        values = {name: row.seconds for name, row in mean.items()}
+        memory = {name: row.memory_mb for name, row in mean.items()}
+        seconds = iter(values)
+        drawn["mean.svg"] = bars(
+            title, values, lambda value: f"{value:.2f} s, {memory[next(seconds)] or 0:,.0f} MB"
+        )
+    for name, text in drawn.items():
+        with open(os.path.join(directory, name), "w") as file:
+            file.write(text)
+    return list(drawn)
+
+
+if __name__ == "__main__":
+    print("drawn:", ", ".join(draw_all()) or "nothing: there are no tables for it")
