@@ -9,6 +9,7 @@ import os
 import signal
 import subprocess
 import sys
+import threading
 import time
 import weakref
 
@@ -443,6 +444,8 @@ def test_a_callback_may_close_the_server(how):
     with pytest.raises(LocalProtocolError, match="closed"):
         server.share(model(0.1))
     server.close()
+    # The thread in which it was called ends after it.
+    until(lambda: not any(each.name.startswith("weighlock") for each in threading.enumerate()))
 
 
 def test_what_a_peer_says_cannot_break_a_log_or_a_connection(server, caplog):
