@@ -327,4 +327,4 @@ class Shares(RuleBasedStateMachine):
 
 
 TestShares = Shares.TestCase
-TestShares.settings = settings(max_examples=200, stateful_step_count=50, deadline=None)
+TestShares.settings = settings(max_examples=120, stateful_step_count=50, deadline=None)
