@@ -159,11 +159,12 @@ class AtomicFile(Lifetime):
     def read_into(self, offset: int, buffer: memoryview) -> bool:
         """Fill the buffer with what was written there; False if the file ends before."""
         done = 0
-        while done < len(buffer):
-            got = os.preadv(self._fd, [buffer[done:]], offset + done)
-            if got == 0:
-                return False
-            done += got
+        with self._in_use(), self._place.errors("cannot be read back"):
+            while done < len(buffer):
+                got = os.preadv(self._fd, [buffer[done:]], offset + done)
+                if got == 0:
+                    return False
+                done += got
         return True
 
     def allocated_bytes(self) -> int:

@@ -5,9 +5,10 @@ neighbours'. What the inbox has already is not sent again: that is resume.
 """
 
 import socket
+import threading
 import time
-from collections.abc import Callable, Mapping
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -36,7 +37,7 @@ from weighlock.sources.grid import (
     block_count,
     block_span,
 )
-from weighlock.sources.upload import Upload
+from weighlock.sources.upload import NotAnnounced, Upload
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
 from weighlock.transfer.contents import Contents
@@ -49,6 +50,14 @@ __all__ = ["Pushed", "push"]
 
 _TRIES = 3
 """How often what is there is compared and completed before that is given up."""
+
+_RESTARTS = 100
+"""How often an inbox may forget what is on its way, each time having taken some more of it."""
+
+_LANDING_S = 600.0
+"""How long an inbox may take to put a file in its place, beside a second for each MB."""
+
+_LANDING_PAUSE_S = 0.2
 
 _BRIEFLY_S = 0.4
 """Time for the last word of a push that has failed."""
@@ -116,7 +125,6 @@ def push(
         closing(Upload(url, sender, access=access, limits=limits, abort=abort)) as upload,
     ):
         try:
-            contents.gather_all()
             job = _Push(upload, contents, max(1, connections), rate)
             return job.run(progress)
         except BaseException as error:
@@ -128,9 +136,35 @@ def _say_why(upload: Upload, error: BaseException, limits: Limits) -> None:
     """Tell the inbox, unless another attempt under this name may take it up."""
     brief = replace(limits, connect_s=_BRIEFLY_S, idle_s=_BRIEFLY_S)
     if isinstance(error, Aborted):
-        upload.give_up("aborted", "", brief)
+        upload.tell("aborted", brief)
     elif isinstance(error, Exception) and not isinstance(error, (PeerLost, TransferTimeout)):
-        upload.give_up("failed", type(error).__name__, brief)
+        upload.tell("failed", brief, type(error).__name__)
+
+
+@contextmanager
+def _heard(upload: Upload) -> Iterator[None]:
+    """Let the inbox hear of this sender meanwhile, as often as it wants."""
+    over = threading.Event()
+    every_s, limits = upload.alive_s, upload.connections.limits
+    if every_s is None:
+        yield
+        return
+
+    def keep_telling() -> None:
+        brief = replace(limits, connect_s=min(every_s, 5.0), idle_s=min(every_s, 5.0))
+        while not over.wait(max(0.05, every_s)):
+            upload.tell("alive", brief)
+
+    thread = threading.Thread(target=keep_telling, name="weighlock-report", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        over.set()
+        thread.join(_BRIEFLY_S / 2)
+        while thread.is_alive():
+            upload.shut()
+            thread.join(0.01)
 
 
 class _Push:
@@ -147,24 +181,56 @@ class _Push:
         self._digests = bytearray(DIGEST_BYTES * block_count(self._size))
         self._hashed = bytearray(block_count(self._size))
         self._sent_bytes = 0
+        self._lock = threading.Lock()
 
     def run(self, tell: Callable[[int, int], None] | None) -> Pushed:
-        upload, connections = self._upload, self._upload.connections
-        header = self._contents.file.header
-        for _ in range(_TRIES):
-            has_some = connections.persist(partial(upload.announce, header, self._size))
-            blocks = self._differing() if has_some else list(range(block_count(self._size)))
-            there = self._size - sum(block_span(block, self._size).length for block in blocks)
-            progress = Progress(self._size, tell)
-            progress.add(there)
-            self._send(blocks, progress)
-            root = blake3(bytes(self._digests)).hexdigest()
-            if connections.persist(partial(upload.finish, root)):
-                return Pushed(upload.sender, self._size, self._sent_bytes)
+        """Announce, send what is missing, and have it confirmed."""
+        has_some = self._announce()
+        with _heard(self._upload):
+            self._contents.gather_all()  # not before: it may have been refused
+            return self._run(has_some, tell)
+
+    def _run(self, has_some: bool, tell: Callable[[int, int], None] | None) -> Pushed:
+        tries = 0
+        for _ in range(_RESTARTS):
+            before = self._sent_bytes
+            try:
+                blocks = self._differing() if has_some else list(range(block_count(self._size)))
+                there = self._size - sum(block_span(block, self._size).length for block in blocks)
+                progress = Progress(self._size, tell)
+                progress.add(there)
+                self._send(blocks, progress)
+                if self._finish():
+                    return Pushed(self._upload.sender, self._size, self._sent_bytes)
+                tries += 1
+            except NotAnnounced:
+                tries += self._sent_bytes == before
+            if tries == _TRIES:
+                break
+            has_some = self._announce()
         raise TransferError(
-            f"{upload.label}: what lands there under {upload.sender!r} is not what was sent, "
-            f"{_TRIES} times: somebody else sends under that name"
+            f"{self._upload.label}: what is there under {self._upload.sender!r} is not what was "
+            f"sent, {tries} times"
         )
+
+    def _announce(self) -> bool:
+        announce = partial(self._upload.announce, self._contents.file.header, self._size)
+        return self._upload.connections.persist(announce)
+
+    def _finish(self) -> bool:
+        """Say that everything was sent, and wait for it to be put in its place."""
+        connections = self._upload.connections
+        root = blake3(bytes(self._digests)).hexdigest()
+        deadline = time.monotonic() + _LANDING_S + self._size / 1e6
+        while (landed := connections.persist(partial(self._upload.finish, root))) is None:
+            if time.monotonic() > deadline:
+                raise TransferTimeout(
+                    f"{self._upload.label}: everything is there, but was not put in its place in "
+                    f"{_LANDING_S + self._size / 1e6:.0f} s",
+                    phase="idle",
+                )
+            connections.abort.wait(_LANDING_PAUSE_S)
+        return landed
 
     def _differing(self) -> list[int]:
         """Blocks that are not there as they are here."""
@@ -215,7 +281,8 @@ class _Push:
             except ChunkCorrupt as error:
                 self._check_unchanged(error.chunk, buffer)
                 raise
-            self._sent_bytes += span.length
+            with self._lock:
+                self._sent_bytes += span.length
             for block in run:
                 moving.moved(block)
 

@@ -3,9 +3,14 @@
 A block counts when it matches the digest it came with, and a file when the digests of all its
 blocks are those its sender names at the end. Nothing else identifies content: who sends again,
 after a crash of either side, is told the digests of what is here, and sends what differs.
+
+Several connections write at once, and some are those of an attempt that is over: no block is
+written by two at a time, and none once the file is sealed to be put in its place.
 """
 
+import contextlib
 import threading
+from collections.abc import Iterator
 from typing import Protocol
 
 from blake3 import blake3
@@ -23,7 +28,7 @@ from weighlock.sources.local import FileSource
 from weighlock.transfer.digests import in_two_threads
 from weighlock.transfer.landing import FileLanding, LandingFile
 
-__all__ = ["Announced", "Arrival", "LandedFile", "root_of"]
+__all__ = ["Announced", "Arrival", "ArrivingFile", "LandedFile", "root_of"]
 
 _NOT_HERE = bytes(DIGEST_BYTES)
 
@@ -59,6 +64,9 @@ class Announced:
 class ArrivingFile(LandingFile, Protocol):
     """A file that blocks arrive in, whole at the end or not at all."""
 
+    def allocated_bytes(self) -> int:
+        """Bytes the file already takes on the disk."""
+
     def keep(self) -> None:
         """Let go of it; what was written stays for the next attempt. Idempotent."""
 
@@ -66,18 +74,34 @@ class ArrivingFile(LandingFile, Protocol):
         """Leave no trace of it. Idempotent."""
 
 
-class LandedFile:
-    """A file that is complete: it is compared with, and never written."""
-
-    def __init__(self, path: str) -> None:
-        self._source = FileSource(path)
-        self.size = self._source.size
+class _InItsPlace:
+    """A file that has landed: somebody else's."""
 
     def write(self, offset: int, data: memoryview) -> None:
         raise Refused("it has landed, and is not changed")
 
     def truncate(self, size: int) -> None:
         raise Refused("it has landed, and is not changed")
+
+    def read_into(self, offset: int, buffer: memoryview) -> bool:
+        raise Refused("it has landed, and is not looked at")
+
+    def allocated_bytes(self) -> int:
+        """Nothing more is to come."""
+        return 2**62
+
+    def close(self) -> None:
+        """There is nothing to let go of."""
+
+    keep = discard = close
+
+
+class LandedFile(_InItsPlace):
+    """A file that is complete: it is compared with, and never written."""
+
+    def __init__(self, path: str) -> None:
+        self._source = FileSource(path)
+        self.size = self._source.size
 
     def read_into(self, offset: int, buffer: memoryview) -> bool:
         """Fill the buffer; False if the file ends before."""
@@ -100,27 +124,49 @@ class Arrival:
         file: where it is put.
         header: its first bytes, which were checked before anything else came.
         size: its bytes in all.
+        attempt: who may write to it.
         is_adopted: an earlier attempt wrote to the file; what, is found out by hashing it.
     """
 
     def __init__(
-        self, file: ArrivingFile, header: bytes, size: int, *, is_adopted: bool = False
+        self,
+        file: ArrivingFile,
+        header: bytes,
+        size: int,
+        attempt: str,
+        *,
+        is_adopted: bool = False,
     ) -> None:
-        self.file = file
-        self.header = header
+        self.file: ArrivingFile = file
+        self.attempt = attempt
+        """The attempt it belongs to: the last one that announced it."""
+        self.used_at = 0.0
+        """When somebody last wrote to it or asked for it."""
         self.size = size
+        self._header = header
+        self._header_digest = blake3(header).digest()
         self._landing = FileLanding(file, size)
         self._digests = bytearray(DIGEST_BYTES * block_count(size))
         self._adopted = set(range(block_count(size))) if is_adopted else set[int]()
-        self._lock = threading.Lock()
-        self.finishing = threading.Lock()
-        """Held while it is put in place."""
+        self._changed = threading.Condition()
+        self._written: set[int] = set()
+        self._is_sealed = False
         self._bytes = 0
+
+    @property
+    def is_complete(self) -> bool:
+        """Whether the file is one that landed before."""
+        return isinstance(self.file, LandedFile)
 
     @property
     def bytes_here(self) -> int:
         """Bytes of blocks that came and matched."""
         return self._bytes
+
+    @property
+    def bytes_to_come(self) -> int:
+        """Bytes it will still take on the disk."""
+        return max(0, self.size - self.file.allocated_bytes())
 
     @property
     def has_some(self) -> bool:
@@ -130,13 +176,12 @@ class Arrival:
     @property
     def root(self) -> str | None:
         """What its digests come down to, once everything is here."""
-        with self._lock:
-            if self._adopted or any(
-                self._digests[at : at + DIGEST_BYTES] == _NOT_HERE
-                for at in range(0, len(self._digests), DIGEST_BYTES)
-            ):
-                return None
-            return root_of(bytes(self._digests))
+        with self._changed:
+            return self._root()
+
+    def is_of(self, header: bytes, size: int) -> bool:
+        """Whether it is the file that was announced so."""
+        return size == self.size and blake3(header).digest() == self._header_digest
 
     def check_run(self, first: int, length: int, count: int) -> range:
         """The blocks a body of that length begins with block `first`.
@@ -157,54 +202,114 @@ class Arrival:
         return blocks
 
     def put(self, block: int, content: memoryview, digest: bytes) -> None:
-        """Land a block that came.
+        """Land a block that came. One that is here already is not written again.
 
         Raises:
             ChunkCorrupt: it is not what its digest says.
             LayoutError: it contradicts the header that was announced.
+            Refused: it is being put in its place, or nothing more is awaited.
             DiskError: it cannot be written.
         """
         if blake3(content).digest() != digest:
             raise ChunkCorrupt(f"block {block} does not match its digest", chunk=block)
-        start = block * BLOCK_BYTES
-        announced = memoryview(self.header)[start : start + len(content)]
-        if content[: len(announced)] != announced:
+        if not self._agrees(block, content):
             raise LayoutError(f"block {block} holds another header than was announced")
-        self._landing.put(block, content)
-        with self._lock:
-            self._here(block, digest)
+        with self._alone_with(block):
+            if self._digest(block) == digest:
+                return
+            self._set(block, _NOT_HERE)  # half written it is neither the old nor the new one
+            self._landing.put(block, content)
+            self._set(block, digest)
 
     def page(self, number: int) -> bytes | None:
         """The digests of what is here, zeros for what is not; None if there is no such page."""
         blocks = page_blocks(number, self.size)
         if not blocks:
             return None
-        with self._lock:
-            unknown = [block for block in blocks if block in self._adopted]
-        in_two_threads(unknown, self._hash)
+        unknown = [block for block in blocks if block in self._adopted]
+        if unknown:
+            in_two_threads(unknown, self._hash)
         first = number * BLOCKS_PER_PAGE * DIGEST_BYTES
-        with self._lock:
+        with self._changed:
             return bytes(self._digests[first : first + DIGEST_BYTES * len(blocks)])
+
+    def seal(self, root: str) -> bool:
+        """Take no more blocks, if what is here comes down to that; what is being written ends."""
+        with self._changed:
+            was_sealed, self._is_sealed = self._is_sealed, True
+            self._changed.wait_for(lambda: not self._written)
+            agrees = self._root() == root
+            self._is_sealed = was_sealed or agrees
+            return agrees
+
+    def keep(self) -> None:
+        """Nothing more is written to it here; what came stays for the next attempt."""
+        with self._changed:
+            self._is_sealed = True
+            self._changed.wait_for(lambda: not self._written)
+        self.file.keep()
 
     def complete(self) -> None:
         """Everything is here: write what makes it a file. Putting it in place is the caller's."""
         self._landing.complete()
 
+    def landed(self) -> None:
+        """It is in its place: from now on only its digests are of use."""
+        file, self.file = self.file, _InItsPlace()
+        self._landing = FileLanding(self.file, self.size)
+        self._header = b""
+        file.keep()
+
+    @contextlib.contextmanager
+    def _alone_with(self, block: int) -> Iterator[None]:
+        """While this block is written: two at once would leave a mixture."""
+        with self._changed:
+            self._changed.wait_for(lambda: block not in self._written)
+            if self._is_sealed:
+                raise Refused("nothing more is written to it")
+            self._written.add(block)
+        try:
+            yield
+        finally:
+            with self._changed:
+                self._written.discard(block)
+                self._changed.notify_all()
+
+    def _agrees(self, block: int, content: memoryview) -> bool:
+        """Whether what a block holds of the header is what was announced."""
+        start = block * BLOCK_BYTES
+        announced = memoryview(self._header)[start : start + len(content)]
+        return content[: len(announced)] == announced
+
     def _hash(self, block: int, buffer: memoryview) -> None:
-        view = self._landing.have(block, buffer, self.header)
-        with self._lock:
+        with self._alone_with(block):
             if block not in self._adopted:
                 return  # it came meanwhile
-            if view is None:
-                self._adopted.discard(block)
+            view = self._landing.have(block, buffer, self._header)
+            if view is None or not self._agrees(block, view):
+                self._set(block, _NOT_HERE)
                 return
-            self._here(block, blake3(view).digest())
-        if block == 0 and not isinstance(self.file, LandedFile):
-            self._landing.put(0, view)  # its first bytes are withheld until the end
+            if block == 0 and not self.is_complete:
+                self._landing.put(0, view)  # its first bytes are withheld until the end
+            self._set(block, blake3(view).digest())
 
-    def _here(self, block: int, digest: bytes) -> None:
+    def _root(self) -> str | None:
+        if self._adopted:
+            return None
+        starts = range(0, len(self._digests), DIGEST_BYTES)
+        if any(self._digests[at : at + DIGEST_BYTES] == _NOT_HERE for at in starts):
+            return None
+        return root_of(bytes(self._digests))
+
+    def _digest(self, block: int) -> bytes:
         at = block * DIGEST_BYTES
-        if self._digests[at : at + DIGEST_BYTES] == _NOT_HERE:
-            self._bytes += block_span(block, self.size).length
-        self._digests[at : at + DIGEST_BYTES] = digest
-        self._adopted.discard(block)
+        return bytes(self._digests[at : at + DIGEST_BYTES])
+
+    def _set(self, block: int, digest: bytes) -> None:
+        with self._changed:
+            length = block_span(block, self.size).length
+            was_here, is_here = self._digest(block) != _NOT_HERE, digest != _NOT_HERE
+            self._bytes += length * (is_here - was_here)
+            at = block * DIGEST_BYTES
+            self._digests[at : at + DIGEST_BYTES] = digest
+            self._adopted.discard(block)

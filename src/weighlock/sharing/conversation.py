@@ -30,8 +30,9 @@ _log = logging.getLogger("weighlock.server")
 
 _RECEIVE_BYTES = 16 * 1024
 
-_DRAINED_BYTES = 16 * 1024 * 1024
-"""Longest body that is read although nobody wants it, so that its sender sees the reply."""
+_DRAINED_BYTES = 100_000_000
+"""Longest body that is read although nobody wants it, so that its sender sees the reply: that of
+the longest header there is."""
 
 
 class Answers(Protocol):
@@ -111,8 +112,7 @@ class Conversation:
             event = self._h11.next_event()
             if event is h11.NEED_DATA:
                 if self._h11.they_are_waiting_for_100_continue:
-                    go_on = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
-                    self._sender.send_bytes(go_on or b"")
+                    self._go_on()
                 if not wait_readable(self._peer.sock, deadline - time.monotonic()):
                     return None, b""
                 data = self._peer.sock.recv(_RECEIVE_BYTES)
@@ -142,14 +142,14 @@ class Conversation:
             return False
         length = headers.get("content-length", "0")
         first, _ = self._h11.trailing_data
-        body = Incoming(self._peer.sock, first, int(length), self._limits.idle_s)
-        if self._h11.they_are_waiting_for_100_continue:
-            go_on = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
-            self._sender.send_bytes(go_on or b"")
+        waits = self._h11.they_are_waiting_for_100_continue
+        ask = self._go_on if waits else None
+        body = Incoming(self._peer.sock, first, int(length), self._limits.idle_s, ask)
         answer = self._answers.receive(target, headers, body)
         self._traffic.received_bytes += int(length) - body.left
-        goes_on = body.left <= _DRAINED_BYTES
-        if goes_on:
+        is_last = "close" in headers.get("connection", "").lower() or request.http_version < b"1.1"
+        goes_on = not is_last and body.is_awaited and body.left <= _DRAINED_BYTES
+        if body.is_awaited and body.left <= _DRAINED_BYTES:
             body.drain()  # a reply that comes before its request is read may be lost
         self._send_whole(answer, b"PUT", [] if goes_on else [(b"Connection", b"close")])
         # h11 has not seen the body, so that it cannot tell where the next request begins.
@@ -157,6 +157,11 @@ class Conversation:
         if body.behind:
             self._h11.receive_data(body.behind)
         return goes_on
+
+    def _go_on(self) -> None:
+        """Tell a peer that waits for it that its body is wanted."""
+        go_on = self._h11.send(h11.InformationalResponse(status_code=100, headers=[]))
+        self._sender.send_bytes(go_on or b"")
 
     def _grammar(self) -> h11.Connection:
         return h11.Connection(h11.SERVER, max_incomplete_event_size=self._limits.request_head_bytes)

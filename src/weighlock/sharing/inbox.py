@@ -1,32 +1,44 @@
 """An inbox: a place to push tensors to, for those who can dial and cannot be dialled.
 
-Knows senders, what may come from them and where it is put; not how it travels. Everything that can
-be refused is refused when a header is announced, before any data: names, sizes, tensors that were
-not expected, a full disk.
+Knows senders, what may come from them and which of their attempts counts; not how it travels, nor
+where it is put. Everything that can be refused is refused when a header is announced, before any
+data: names, sizes, tensors that were not expected, a full disk.
+
+Of several attempts under one name the last that was announced counts: what the others still send
+is refused, and changes nothing.
 """
 
-import os
 import queue
 import threading
+import time
+from collections import OrderedDict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, suppress
+from typing import Any
 
 from blake3 import blake3
 
-from weighlock.disk.resumable import ResumableFile
-from weighlock.errors import DiskError, LayoutError, LimitExceeded, Refused, WeighlockError
-from weighlock.formats.detect import open_catalog
+from weighlock.errors import LayoutError, LimitExceeded, Refused, ShareGone
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.limits import Limits
-from weighlock.sharing.arrival import Announced, Arrival, LandedFile
+from weighlock.sharing.arrival import Announced, Arrival
+from weighlock.sharing.destination import Destination
 from weighlock.sharing.offer import Offer, Ticketing
 from weighlock.sharing.share import Event, Life, Outcome, Receiver
 from weighlock.sources.access import shown
-from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.spec import TensorSpec
 
-__all__ = ["Inbox", "made_directory"]
+__all__ = ["Inbox"]
+
+_LANDING_S = 2.0
+"""How long somebody waits for a file to be put in its place before being told to ask again."""
+
+_KEPT_LANDED = 1024
+"""Of how many senders without a ticket it is remembered what they landed."""
+
+_KEPT_OVER = 256
+"""Of how many attempts it is remembered that they are over."""
 
 
 class Inbox(Offer):
@@ -42,34 +54,38 @@ class Inbox(Offer):
         ticketing: Ticketing,
         life: Life,
         *,
-        directory: str,
+        destination: Destination[Any],
         specs: Mapping[str, TensorSpec] | None,
         quota_bytes: int | None,
-        durable: bool,
         limits: Limits,
         forget: Callable[[Offer], None],
         on_done: Callable[[Outcome], object] | None = None,
         label: str = "inbox",
     ) -> None:
         super().__init__(ticketing, life, forget=forget, on_done=on_done, label=label)
-        self._directory = directory
+        self._destination = destination
         self._specs = specs
         self._quota_bytes = quota_bytes
-        self._durable = durable
         self._limits = limits
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}
-        self._landed: dict[str, Arrival] = {}
-        self._told: set[str] = set()
-        self._ready: queue.SimpleQueue[tuple[str, Catalog] | None] = queue.SimpleQueue()
+        self._landings: dict[str, _Landing] = {}
+        self._landed: OrderedDict[str, Arrival] = OrderedDict()
+        self._over_attempts: deque[tuple[str, str]] = deque(maxlen=_KEPT_OVER)
+        self._is_over = False
+        self._ready: queue.SimpleQueue[tuple[str, Any] | None] = queue.SimpleQueue()
 
     def __repr__(self) -> str:
         return f"<Inbox {shown(self.url)}, {self.ended or 'live'}>"
 
     def __iter__(self) -> Iterator[tuple[str, Catalog]]:
-        while (landed := self._ready.get()) is not None:
-            yield landed
+        while found := self._next():
+            yield found.pop()  # held by nobody here: what is in a spool goes with its last ref
         self._ready.put(None)  # for whoever else iterates
+
+    def _next(self) -> list[tuple[str, Catalog]]:
+        landed = self._ready.get()
+        return [] if landed is None else [(landed[0], self._destination.open(landed[1]))]
 
     @property
     def senders(self) -> Mapping[str, Receiver]:
@@ -81,86 +97,127 @@ class Inbox(Offer):
 
         Raises:
             FormatError: the header is not valid for a file of that size, or not what is expected.
-            LimitExceeded: it is larger than the quota.
+            LimitExceeded: it is larger than the quota, or too many are on their way.
             NoSpace: the disk has no room for it.
-            Refused: this sender has landed something else already.
+            Refused: this sender has landed something else already, or the attempt is over.
+            ShareGone: the inbox is over.
         """
         self._check(name, header, size)
         with self._lock:
+            if self._is_over:
+                raise ShareGone("the inbox is over", reason=self.ended or "revoked")
+            if (name, attempt) in self._over_attempts:
+                raise Refused(f"this push under {name!r} is over: another one was begun after it")
             arrival = self._landed.get(name) or self._arrivals.get(name)
-            if arrival is not None and (arrival.header, arrival.size) != (header, size):
-                if name in self._landed:
+            if arrival is not None and not arrival.is_of(header, size):
+                if name in self._landed or name in self._landings:
                     raise Refused(f"{name} has landed already, with other tensors")
                 self._arrivals.pop(name).file.discard()
+                self._overtake(name, arrival, attempt)
                 arrival = None
             if arrival is None:
-                arrival = self._earlier(name, header, size)
-                if arrival is not None:
-                    self._landed[name] = arrival
-            if arrival is None:
-                arrival = self._arrivals[name] = self._arrival(name, header, size)
+                self._make_room()
+                arrival = self._arrivals[name] = self._arrival(name, attempt, header, size)
+            elif arrival.attempt != attempt and name in self._arrivals:
+                self._overtake(name, arrival, attempt)
+            arrival.used_at = time.monotonic()
         self.report(name, Event.STARTED, attempt, arrival.bytes_here)
         return arrival
 
     def arrival(self, name: str) -> Arrival | None:
         """What is on its way from a sender, or has landed."""
         with self._lock:
-            return self._arrivals.get(name) or self._landed.get(name)
+            found = self._arrivals.get(name) or self._landed.get(name)
+            if found is not None:
+                found.used_at = time.monotonic()
+            return found
 
-    def has_landed(self, name: str) -> bool:
-        """Whether what that sender announced is complete and in its place."""
+    def takes(self, name: str, arrival: Arrival) -> bool:
+        """Whether that is still what is on its way from a sender, and has not landed."""
         with self._lock:
-            return name in self._landed
+            return self._arrivals.get(name) is arrival and name not in self._landings
 
-    def finish(self, name: str, attempt: str, root: str) -> bool:
+    def finish(self, name: str, attempt: str, root: str) -> bool | None:
         """A sender says that everything was sent.
 
         Returns:
-            False if what is here is not what it names: it has to look what differs.
+            False if what is here is not what it names: it has to look what differs. None if that is
+            still being put in its place.
 
         Raises:
             DiskError: it cannot be put in place.
             FormatError: it is not what its header said.
+            Refused: the attempt is over.
         """
         arrival = self.arrival(name)
         if arrival is None:
             return False
-        with arrival.finishing:  # not the inbox's lock: putting it in place may take a while
-            if arrival.root != root:
+        with self._lock:
+            landed, landing = self._landed.get(name), self._landings.get(name)
+        if landed is None and landing is None:
+            if arrival.attempt != attempt:
+                raise Refused(f"this push under {name!r} is over: another one was begun after it")
+            if not arrival.seal(root):
                 return False
-            if name not in self._told:
-                if not self.has_landed(name):
-                    self._put_in_place(name, arrival)
-                self._told.add(name)
-                self._ready.put((name, open_catalog(self._path(name), self._limits)))
-        self.report(name, Event.LANDED, attempt, arrival.size)
+            with self._lock:
+                if self._is_over:
+                    raise ShareGone("the inbox is over", reason=self.ended or "revoked")
+                if name in self._landed:
+                    return True
+                if self._arrivals.get(name) is not arrival:
+                    return False
+                landing = self._landings.get(name)
+                if landing is None:
+                    landing = _Landing(lambda: self._land(name, attempt, arrival))
+                    self._landings[name] = landing
+                    landing.start()
+        elif arrival.root != root:
+            return False
+        if landing is not None and not landing.is_over(_LANDING_S):
+            self.report(name, Event.ALIVE, attempt, arrival.bytes_here)
+            return None
         return True
 
     def give_up(self, name: str, event: Event, attempt: str, cause: str) -> None:
-        """A sender says that it stops for good: what came of it is of no use."""
+        """A sender says that it stops: aborted for good, or failed and perhaps to come again."""
+        discarded: Arrival | None = None
         with self._lock:
-            arrival = self._arrivals.pop(name, None)
-        if arrival is not None:
-            arrival.file.discard()
+            arrival = self._arrivals.get(name)
+            if arrival is not None and arrival.attempt == attempt and name not in self._landings:
+                arrival.attempt = ""  # nobody's: what is still under way of it is refused
+                if event is Event.ABORTED:
+                    discarded = self._arrivals.pop(name)
+            self._over_attempts.append((name, attempt))
+        if discarded is not None:
+            discarded.file.discard()
         self.report(name, event, attempt, 0, cause)
+
+    def drop(self, name: str, arrival: Arrival) -> None:
+        """What is on its way cannot be put here: make room for others."""
+        with self._lock:
+            if self._arrivals.get(name) is arrival and name not in self._landings:
+                del self._arrivals[name]
+        arrival.file.discard()
 
     def let_go(self) -> None:
         """Keep what is incomplete for another inbox at the same place; nothing more comes."""
         with self._lock:
+            self._is_over = True
+            landings = list(self._landings.values())
+        for landing in landings:  # what was promised to be put in its place is
+            landing.is_over(None)
+        with self._lock:
             arrivals, self._arrivals = self._arrivals, {}
-            landed, self._landed = self._landed, {}
-        for arrival in (*arrivals.values(), *landed.values()):
-            arrival.file.keep()
+        for arrival in arrivals.values():
+            arrival.keep()
         self._ready.put(None)
 
     def close(self) -> None:
-        """Revoke it, and close what landed and nobody asked for; the files stay."""
+        """Revoke it; files in a directory stay, whether somebody asked for them or not."""
         self.revoke()
         with suppress(queue.Empty):
             while True:
-                landed = self._ready.get_nowait()
-                if landed is not None:
-                    landed[1].close()
+                self._ready.get_nowait()
         self._ready.put(None)
 
     def _leave(self, error: BaseException | None) -> None:
@@ -180,72 +237,89 @@ class Inbox(Offer):
             raise LayoutError(f"{len(header):,} bytes are not the header of a file")
         if self._specs is not None:
             _check_specs(catalog, self._specs)
-        with self._lock:
-            known = name in self._arrivals or name in self._landed
+
+    def _overtake(self, name: str, arrival: Arrival, attempt: str) -> None:
+        if arrival.attempt and arrival.attempt != attempt:
+            self._over_attempts.append((name, arrival.attempt))
+        arrival.attempt = attempt
+
+    def _make_room(self) -> None:
+        """Let go of what has been silent the longest, if there are too many on their way."""
+        if len(self._arrivals) < self._limits.arrivals:
+            return
+        idle = [name for name in self._arrivals if name not in self._landings]
+        name = min(idle, key=lambda name: self._arrivals[name].used_at, default=None)
+        silent_since = time.monotonic() - self._limits.idle_s
+        if name is None or self._arrivals[name].used_at > silent_since:
             self._limits.check(
-                "arrivals", len(self._arrivals) + (not known), "files on their way to an inbox"
+                "arrivals", len(self._arrivals) + 1, "files on their way to an inbox"
             )
+        else:
+            self._arrivals.pop(name).keep()
 
-    def _path(self, name: str) -> str:
-        # Names that the owner chose are file names; what a stranger calls itself never is.
-        if name not in self._life.names:
-            name = f"push-{blake3(name.encode()).hexdigest(6)}"
-        return os.path.join(self._directory, f"{name}.safetensors")
-
-    def _earlier(self, name: str, header: bytes, size: int) -> Arrival | None:
-        """What this sender landed here before this inbox was made, if it landed anything.
-
-        A server that was restarted may have put it in place and never said so.
-        """
-        path = self._path(name)
-        if not os.path.lexists(path):
-            return None
-        file = LandedFile(path)
-        first = bytearray(len(header))
-        if file.size != size or not file.read_into(0, memoryview(first)) or first != header:
-            file.close()
-            raise Refused(f"a file of {name} is there already; this inbox does not replace it")
-        return Arrival(file, header, size, is_adopted=True)
-
-    def _arrival(self, name: str, header: bytes, size: int) -> Arrival:
-        file = ResumableFile(self._path(name), durable=self._durable)
+    def _arrival(self, name: str, attempt: str, header: bytes, size: int) -> Arrival:
+        file_name = self._file_name(name)
+        # A server that was restarted may have put it in place and never said so.
+        earlier = self._destination.earlier(file_name, header, size)
+        if earlier is not None:
+            return Arrival(earlier, header, size, attempt, is_adopted=True)
+        promised = sum(other.bytes_to_come for other in self._arrivals.values())
+        file, is_adopted = self._destination.file(file_name, size, promised)
         try:
-            file.reserve(max(0, size - file.allocated_bytes()))
-            return Arrival(file, header, size, is_adopted=bool(file.adopted_bytes))
+            return Arrival(file, header, size, attempt, is_adopted=is_adopted)
         except BaseException:
             file.keep()
             raise
 
-    def _put_in_place(self, name: str, arrival: Arrival) -> None:
-        arrival.complete()
-        file = arrival.file
-        assert isinstance(file, ResumableFile)  # noqa: S101
+    def _file_name(self, name: str) -> str:
+        # Names that the owner chose are file names; what a stranger calls itself never is.
+        if name in self._life.names:
+            return name
+        return f"push-{blake3(name.encode()).hexdigest(6)}"
+
+    def _land(self, name: str, attempt: str, arrival: Arrival) -> None:
+        """Put a sealed file in its place, and tell everybody."""
         try:
-            with closing(FileSource(file.temporary_path)) as complete:
-                open_catalog(complete, self._limits)  # it is what it claimed to be
-            file.commit()
-        except WeighlockError:
+            where = self._destination.put(self._file_name(name), arrival)
+        except BaseException:
             with self._lock:
                 self._arrivals.pop(name, None)
-            file.discard()
+                del self._landings[name]
+            arrival.file.discard()
             raise
         with self._lock:
             self._landed[name] = self._arrivals.pop(name)
+            del self._landings[name]
+            while not self._life.names and len(self._landed) > _KEPT_LANDED:
+                self._landed.popitem(last=False)
+        arrival.landed()
+        self._ready.put((name, where))
+        self.report(name, Event.LANDED, attempt, arrival.size)
 
 
-def made_directory(path: "str | os.PathLike[str]") -> str:
-    """The directory, made if it is not there.
+class _Landing:
+    """A file being put in its place: syncing may take longer than any request waits."""
 
-    Raises:
-        DiskError: it cannot be made.
-    """
-    try:
-        os.makedirs(path, exist_ok=True)
-    except OSError as error:
-        raise DiskError(
-            f"{os.fspath(path)}: cannot be made: {error.strerror}", errno=error.errno
-        ) from error
-    return os.path.abspath(path)
+    def __init__(self, work: Callable[[], None]) -> None:
+        self._work = work
+        self._failure: BaseException | None = None
+        self._thread = threading.Thread(target=self._run, name="weighlock-land", daemon=True)
+        self.start = self._thread.start
+
+    def is_over(self, wait_s: float | None) -> bool:
+        """Wait for it; what went wrong is raised to whoever asks with a bound."""
+        if self._thread is threading.current_thread():
+            return True  # it ends the inbox itself: the last sender has landed
+        self._thread.join(wait_s)
+        if self._failure is not None and wait_s is not None:
+            raise self._failure
+        return not self._thread.is_alive()
+
+    def _run(self) -> None:
+        try:
+            self._work()
+        except BaseException as error:  # told to the sender that asks
+            self._failure = error
 
 
 def _check_specs(catalog: Catalog, expected: Mapping[str, TensorSpec]) -> None:

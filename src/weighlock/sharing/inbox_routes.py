@@ -4,11 +4,14 @@ PUT  /i/<id>/senders/<name>/header        the header; Weighlock-Size says how lo
 GET  /i/<id>/senders/<name>/digests/<k>   the digests of what is here of 1,024 blocks
 PUT  /i/<id>/senders/<name>/blocks/<n>    up to eight blocks; Weighlock-Digests says which
 POST /i/<id>/senders/<name>               {"state": landed|alive|failed|aborted, "root": …}
+
+409 says that a sender has to announce its file again, and look what is here of it.
 """
 
+import contextlib
 import re
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
 
@@ -22,11 +25,13 @@ from weighlock.errors import (
     LimitExceeded,
     NoSpace,
     Refused,
+    ShareGone,
+    TransferTimeout,
     WeighlockError,
 )
 from weighlock.limits import Budget, Limits
 from weighlock.sharing.inbox import Inbox
-from weighlock.sharing.routes import Answer, failure, gone
+from weighlock.sharing.routes import Answer, busy, failure, gone
 from weighlock.sharing.share import Event
 from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES, block_span
 from weighlock.tensors.arrays import byte_view, empty
@@ -40,7 +45,7 @@ _PATH = re.compile(
 _ATTEMPT = re.compile("[0-9a-f]{1,32}")
 
 _WAIT_S = 5.0
-"""How long a sender waits for room in the budget; then its connection ends, and it comes back."""
+"""How long a sender waits for room in the budget; then it is told to come back."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +98,10 @@ class _Report(msgspec.Struct, frozen=True):
     cause: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
+class _Busy(Exception):
+    """There is no room at the moment: come again a little later."""
+
+
 class Reception:
     """Answers requests to inboxes.
 
@@ -110,12 +119,7 @@ class Reception:
     def answer(self, inbox: Inbox, route: InboxRoute, body: bytes) -> Answer:
         """The reply to a question, or to what a sender says."""
         if route.page is not None:
-            arrival = inbox.arrival(route.sender)
-            digests = None if arrival is None else arrival.page(route.page)
-            if digests is None:
-                return failure(404, error="not found")
-            headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
-            return Answer(200, headers, digests)
+            return _told(lambda: _digests(inbox, route.sender, route.page or 0))
         try:
             report = msgspec.json.decode(body, type=_Report)
         except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
@@ -124,9 +128,10 @@ class Reception:
 
     def _reported(self, inbox: Inbox, sender: str, report: _Report) -> Answer:
         if report.state == "landed":
-            if not inbox.finish(sender, report.attempt, report.root):
+            has_landed = inbox.finish(sender, report.attempt, report.root)
+            if has_landed is False:
                 return failure(409, error="what is here differs")
-            return failure(200, landed=True)
+            return failure(200, landed=bool(has_landed), landing=has_landed is None)
         if report.state == "alive":
             inbox.report(sender, Event.ALIVE, report.attempt)
         else:
@@ -155,13 +160,22 @@ class Reception:
         if not re.fullmatch(r"\d{1,18}", size):
             return failure(400, error="Weighlock-Size is missing")
         self._limits.check("announced_bytes", body.left, f"bytes of the header of {sender}")
-        with self._budget.hold(body.left, _WAIT_S):
+        with self._room(body.left):
             header = bytearray(body.left)
             body.fill(memoryview(header))
             with self._announcing:
                 arrival = inbox.begin(sender, attempt, bytes(header), int(size))
-        alive_s = inbox.alive_s
-        return failure(200, has_some=arrival.has_some, alive_s=alive_s)
+        return failure(200, has_some=arrival.has_some, alive_s=inbox.alive_s)
+
+    @contextlib.contextmanager
+    def _room(self, count: int) -> Iterator[None]:
+        """While a buffer of so many bytes is in use."""
+        with contextlib.ExitStack() as held:
+            try:
+                held.enter_context(self._budget.hold(count, _WAIT_S))
+            except TransferTimeout as error:
+                raise _Busy(str(error)) from error
+            yield
 
     def _take_blocks(
         self,
@@ -172,27 +186,47 @@ class Reception:
         body: Body,
     ) -> Answer:
         arrival = inbox.arrival(route.sender)
-        if arrival is None:
-            return failure(409, error="no header was announced")
-        if inbox.has_landed(route.sender):
-            return failure(409, error="it has landed already")
+        if arrival is None or not inbox.takes(route.sender, arrival):
+            return failure(409, error="no header was announced, or it has landed")
         digests = _hex(headers.get("weighlock-digests", ""))
         if digests is None:
             return failure(400, error="Weighlock-Digests is missing")
         first = route.block or 0
         blocks = arrival.check_run(first, body.left, len(digests) // DIGEST_BYTES)
         size = min(BLOCK_BYTES, body.left)
-        with self._budget.hold(size, _WAIT_S):
+        with self._room(size):
             buffer = byte_view(empty((size,), np.dtype(np.uint8)))
             for number, block in enumerate(blocks):
                 view = buffer[: block_span(block, arrival.size).length]
                 body.fill(view)
                 if inbox.ended is not None:
                     return gone(inbox.ended)
+                if not inbox.takes(route.sender, arrival):
+                    return failure(409, error="what was announced is no longer awaited")
+                if arrival.attempt != attempt:
+                    return failure(403, refused="another push under this name was begun after it")
                 at = number * DIGEST_BYTES
-                arrival.put(block, view, digests[at : at + DIGEST_BYTES])
+                try:
+                    arrival.put(block, view, digests[at : at + DIGEST_BYTES])
+                except Refused:
+                    return failure(409, error="what was announced is no longer awaited")
+                except (NoSpace, Aborted):
+                    inbox.drop(route.sender, arrival)
+                    raise
                 inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         return failure(200, bytes=arrival.bytes_here)
+
+
+def _digests(inbox: Inbox, sender: str, page: int) -> Answer:
+    """The digests of what is here of some blocks."""
+    arrival = inbox.arrival(sender)
+    if arrival is None:
+        return failure(409, error="no header was announced")
+    digests = arrival.page(page)
+    if digests is None:
+        return failure(404, error="not found")
+    headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
+    return Answer(200, headers, digests)
 
 
 def _hex(text: str) -> bytes | None:
@@ -218,8 +252,12 @@ def _told(work: Callable[[], Answer]) -> Answer:
         return failure(413, refused=str(error)[:500])
     except (FormatError, Refused) as error:
         return failure(403, refused=str(error)[:500])
+    except _Busy as error:
+        return busy(str(error))
+    except ShareGone as error:
+        return gone(error.reason)
     except Aborted:
-        return gone("revoked")
+        return failure(403, refused="the owner of the inbox has aborted it")
     except (WeighlockError, MemoryError) as error:
         if isinstance(error, WeighlockError) and error.retryable:
             raise

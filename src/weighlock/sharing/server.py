@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Unpack
 
+from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError, TransferTimeout
 from weighlock.lifetimes import Lifetime
 from weighlock.limits import Budget, Limits
@@ -15,7 +16,8 @@ from weighlock.sharing.answering import Answering
 from weighlock.sharing.binding import check_address, server_tls, shake_hands
 from weighlock.sharing.board import Board
 from weighlock.sharing.conversation import Conversation
-from weighlock.sharing.inbox import Inbox, made_directory
+from weighlock.sharing.destination import Directory, InSpool
+from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.inbox_routes import find_inbox
 from weighlock.sharing.listening import Listener, Peer
 from weighlock.sharing.metrics import Family, Meters
@@ -201,7 +203,7 @@ class Server(Lifetime):
         self,
         senders: Iterable[str] = (),
         *,
-        into: "str | os.PathLike[str]",
+        into: "str | os.PathLike[str] | Spool",
         specs: Mapping[str, TensorSpec] | None = None,
         quota_bytes: int | None = None,
         expires_s: float | None = None,
@@ -216,14 +218,15 @@ class Server(Lifetime):
             senders: names of those who may push, each once: each has a ticket,
                 `inbox.url_for(name)`, and the inbox is over when each has landed, failed, aborted
                 or been lost. Without names, whoever has its URL may push.
-            into: the directory that takes a file of each, named after the sender.
+            into: the directory that takes a file of each, named after the sender; or a spool, where
+                each lives as long as the catalog that iterating gives of it.
             specs: the tensors that are expected; anything else is refused before its data.
             quota_bytes: longest file that one sender may push.
             expires_s: how long it lasts at the most.
             idle_s: a sender not heard for so long is lost; without names, the inbox is over so long
                 after the last request. None: never.
             on_done: called once with the outcome when it is over.
-            durable: what has landed survives a power loss.
+            durable: what has landed in a directory survives a power loss.
             inbox_id: 32 hex digits that name it; random if not given.
 
         Raises:
@@ -242,10 +245,13 @@ class Server(Lifetime):
         inbox = Inbox(
             Ticketing(self._key, inbox_id, f"{self.url}/i/{inbox_id}"),
             life,
-            directory=made_directory(into),
+            destination=(
+                InSpool(into, self._limits)
+                if isinstance(into, Spool)
+                else Directory(into, durable, self._limits)
+            ),
             specs=specs,
             quota_bytes=quota_bytes,
-            durable=durable,
             limits=self._limits,
             forget=lambda inbox: self._forget(inbox_id, number, inbox),
             on_done=on_done,

@@ -6,6 +6,7 @@ Every wait is bounded: a peer that sends nothing, or next to nothing, is given u
 import socket
 import ssl
 import time
+from collections.abc import Callable
 
 from weighlock.errors import PeerLost, TransferTimeout
 from weighlock.sources.pace import Pace
@@ -24,17 +25,32 @@ class Incoming:
         first: what of them, and perhaps of what follows, was read already.
         length: how many there are.
         idle_s: time without a byte after which the peer is given up.
+        ask: called before the first of them is awaited, if none is here: the peer may be waiting to
+            hear that they are wanted.
     """
 
-    def __init__(self, sock: socket.socket, first: bytes, length: int, idle_s: float) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        first: bytes,
+        length: int,
+        idle_s: float,
+        ask: Callable[[], None] | None = None,
+    ) -> None:
         self._sock = sock
         self._first = memoryview(first)
         self.left = length
         """Bytes still to be read."""
         self._idle_s = idle_s
+        self._ask = None if first else ask
         self._flags = 0 if isinstance(sock, ssl.SSLSocket) else _WAIT_ALL
         self._pace = Pace(idle_s)
         set_timeout(sock, idle_s)
+
+    @property
+    def is_awaited(self) -> bool:
+        """Whether the peer knows that it may send."""
+        return self._ask is None
 
     @property
     def behind(self) -> bytes:
@@ -48,6 +64,9 @@ class Incoming:
             PeerLost: the connection ended before.
             TransferTimeout: nothing, or next to nothing, comes.
         """
+        if self._ask is not None:
+            ask, self._ask = self._ask, None
+            ask()
         done = min(len(self._first), len(buffer))
         buffer[:done] = self._first[:done]
         self._first = self._first[done:]

@@ -1,0 +1,154 @@
+"""Where an inbox puts what comes: a directory, or a spool. Knows files; not senders' rights.
+
+In a directory a file lies under its sender's name, and what was left of an earlier push is taken
+up. In a spool it is temporary: it lives as long as the catalog that the inbox gave of it.
+"""
+
+import os
+from contextlib import closing
+from typing import Protocol, TypeVar
+
+from weighlock.disk.lease import Lease, SpoolFile
+from weighlock.disk.resumable import ResumableFile
+from weighlock.disk.spool import Spool
+from weighlock.errors import DiskError, Refused
+from weighlock.formats.detect import open_catalog
+from weighlock.formats.spooled import open_landed
+from weighlock.limits import Limits
+from weighlock.sharing.arrival import Arrival, ArrivingFile, LandedFile
+from weighlock.sources.local import FileSource
+from weighlock.tensors.catalog import Catalog
+
+__all__ = ["Destination", "Directory", "InSpool"]
+
+T = TypeVar("T")
+
+
+class Destination(Protocol[T]):
+    """What an inbox asks of the place its files go to; `T` says where one landed."""
+
+    def file(self, name: str, size: int, promised_bytes: int) -> tuple[ArrivingFile, bool]:
+        """A file for what comes under a name, and whether something of it is there already.
+
+        Raises:
+            DiskError: it cannot be made. `NoSpace`: beside what was promised to others there is no
+                room for it.
+        """
+
+    def earlier(self, name: str, header: bytes, size: int) -> LandedFile | None:
+        """What landed under a name before this inbox was made.
+
+        Raises:
+            Refused: it is something else.
+        """
+
+    def put(self, name: str, arrival: Arrival) -> T:
+        """Put a file in its place that is complete and sealed.
+
+        Raises:
+            DiskError: that fails. FormatError: it is not what it claimed.
+        """
+
+    def open(self, landed: T) -> Catalog:
+        """The catalog of what landed."""
+
+
+class Directory:
+    """A directory with a file for each sender.
+
+    Args:
+        path: made if it is not there.
+        durable: what has landed survives a power loss.
+        limits: bounds of what is opened.
+
+    Raises:
+        DiskError: it cannot be made.
+    """
+
+    def __init__(self, path: "str | os.PathLike[str]", durable: bool, limits: Limits) -> None:
+        try:
+            os.makedirs(path, exist_ok=True)
+        except OSError as error:
+            raise DiskError(
+                f"{os.fspath(path)}: cannot be made: {error.strerror}", errno=error.errno
+            ) from error
+        self._path = os.path.abspath(path)
+        self._durable = durable
+        self._limits = limits
+
+    def file(self, name: str, size: int, promised_bytes: int) -> tuple[ArrivingFile, bool]:
+        file = ResumableFile(self._of(name), durable=self._durable)
+        try:
+            file.reserve(max(0, size - file.allocated_bytes()) + promised_bytes)
+        except BaseException:
+            file.keep()
+            raise
+        return file, bool(file.adopted_bytes)
+
+    def earlier(self, name: str, header: bytes, size: int) -> LandedFile | None:
+        path = self._of(name)
+        if not os.path.lexists(path):
+            return None
+        file = LandedFile(path)
+        first = bytearray(len(header))
+        if file.size != size or not file.read_into(0, memoryview(first)) or first != header:
+            file.close()
+            raise Refused(f"a file of {name} is there already; this inbox does not replace it")
+        return file
+
+    def put(self, name: str, arrival: Arrival) -> str:
+        file = arrival.file
+        if isinstance(file, ResumableFile):
+            arrival.complete()
+            with closing(FileSource(file.temporary_path)) as complete:
+                open_catalog(complete, self._limits)  # it is what it claimed to be
+            file.commit()
+        return self._of(name)
+
+    def open(self, landed: str) -> Catalog:
+        return open_catalog(landed, self._limits)
+
+    def _of(self, name: str) -> str:
+        return os.path.join(self._path, f"{name}.safetensors")
+
+
+class InSpool:
+    """A spool: nothing in it outlives this process, and nothing was there before.
+
+    Args:
+        spool: its quota counts what is announced; its abort ends what is on its way.
+        limits: bounds of what is opened.
+    """
+
+    def __init__(self, spool: Spool, limits: Limits) -> None:
+        self._spool = spool
+        self._limits = limits
+
+    def file(self, name: str, size: int, promised_bytes: int) -> tuple[ArrivingFile, bool]:
+        return _Arriving(self._spool.file(size)), False
+
+    def earlier(self, name: str, header: bytes, size: int) -> LandedFile | None:
+        return None
+
+    def put(self, name: str, arrival: Arrival) -> Lease:
+        arrival.complete()
+        assert isinstance(arrival.file, _Arriving)  # noqa: S101
+        return arrival.file.finish()
+
+    def open(self, landed: Lease) -> Catalog:
+        return open_landed(landed, self._limits)
+
+
+class _Arriving:
+    """A spool's file; there is no later attempt to keep it for."""
+
+    def __init__(self, file: SpoolFile) -> None:
+        self.finish = file.finish
+        self.write = file.write
+        self.truncate = file.truncate
+        self.read_into = file.read_into
+        self.keep = self.discard = file.discard
+
+    def allocated_bytes(self) -> int:
+        """Nothing to tell: the spool itself counts what was announced."""
+        return 0
