@@ -292,6 +292,8 @@ class _Passage:
                 raise ConnectionError("the reply was lost")
             if number in proxy.hold_replies:
                 await proxy.released.wait()
+                if proxy.severed:
+                    raise ConnectionError("the reply was lost")
             yield frame
             if proxy.duplicate == "swallow":
                 await _frame(reader)

@@ -249,6 +249,8 @@ def _told(work: Callable[[], Answer]) -> Answer:
             507, refused=f"no space: {error.wanted_bytes} bytes needed, {error.free_bytes} free"
         )
     except LimitExceeded as error:
+        if error.limit == "arrivals":  # some will have landed, or be silent for long enough
+            return busy("too many are on their way")
         return failure(413, refused=str(error)[:500])
     except (FormatError, Refused) as error:
         return failure(403, refused=str(error)[:500])
