@@ -37,13 +37,10 @@ def inbox_process(directory, secret, *options, port=0):
     arguments = ["--inbox", directory, "--secret", secret, "--port", port, "--json", *options]
     command = [sys.executable, "-m", "weighlock", "serve", *map(str, arguments)]
     with _running(command) as process:
-        lines = ""
-        while not lines.rstrip().endswith("]"):
-            line = process.child.stdout.readline()
-            assert line, process.child.stderr.read()
-            lines += line
-        process.urls = {found["sender"]: found["url"] for found in json.loads(lines)}
-        process.port = int(re.search(r":(\d+)/", lines)[1])
+        line = process.child.stdout.readline()
+        assert line, process.child.stderr.read()
+        process.urls = {found["sender"]: found["url"] for found in json.loads(line)["inbox"]}
+        process.port = int(re.search(r":(\d+)/i/", line)[1])
         yield process
 
 

@@ -534,7 +534,7 @@ def test_an_array_changed_while_it_is_pushed_is_noticed(inbox, tmp_path):
 
     with pytest.raises(SourceChanged):
         weighlock.push(inbox.url_for("a"), tensors, progress=progress, limit_rate=20 * MB)
-    assert inbox.wait(5, at_least=1)["a"] is State.FAILED
+    until(lambda: inbox.outcome["a"] is State.FAILED)
     inbox.close()
     for name in temporaries(tmp_path / "in"):
         (tmp_path / "in" / name).unlink()  # resumable: the next attempt compares it

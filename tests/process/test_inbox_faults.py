@@ -31,6 +31,7 @@ __all__ = ["chaos", "server"]  # fixtures of this module
 
 BRIEF = Limits(idle_s=2, patience_s=4, connect_s=2)
 
+
 def read_until_landed(process):
     """Lines of `serve` until it tells that something landed."""
     line = process.child.stdout.readline()
@@ -97,11 +98,11 @@ def test_what_a_killed_server_had_is_not_sent_again_by_a_later_push(no_leaks, tm
     content = laid_out(tensors, tmp_path)
     place, secret = tmp_path / "in", tmp_path / "secret"
     with inbox_process(place, secret) as first:
-        with Wire(first.urls[""]) as wire:
+        with Wire(first.urls[None]) as wire:
             wire.base = wire.base.replace("stranger", "me")
             assert wire.announce(content)[0] == 200
             assert wire.put(content, 8, 8)[0] == 200
-        url, port = first.urls[""], first.port
+        url, port = first.urls[None], first.port
         first.child.kill()
     with inbox_process(place, secret, port=port) as second:
         pushed = weighlock.push(url, tensors, sender="me")

@@ -11,6 +11,7 @@ import weighlock
 from weighlock.cli.credentials import credential_options, credentials
 from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
 from weighlock.cli.text import escaped, size
+from weighlock.errors import LayoutError
 from weighlock.sources.access import Access, Address, shown
 
 __all__ = ["command"]
@@ -51,6 +52,8 @@ def command(
     with weighlock.open(path) as catalog:
         print_notes(catalog)
         chosen = catalog.select(*patterns) if patterns else catalog
+        if patterns and not chosen:
+            raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
         with transfer_bar(f"{path} → {shown(url)}") as progress:
             pushed = weighlock.push(
                 url,

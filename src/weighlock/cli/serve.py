@@ -1,5 +1,6 @@
 """`weighlock serve`: weights offered over HTTP, as safetensors, without converting them."""
 
+import contextlib
 import os
 import signal
 import sys
@@ -101,8 +102,8 @@ def command(
     """
     if not paths and inbox_path is None:
         raise click.UsageError("name weights to offer, or an --inbox to take them")
-    if senders and inbox_path is None:
-        raise click.UsageError("--sender is for an --inbox")
+    if (senders or quota is not None) and inbox_path is None:
+        raise click.UsageError("--sender and --quota are for an --inbox")
     key = secret(secret_path or default_secret_path())
     token = page_token(key) if token_path is None else token_in(token_path)
     with ExitStack() as opened:
@@ -172,10 +173,11 @@ def _tickets(inbox: Inbox, senders: Sequence[str]) -> dict[str, str]:
 
 
 def _tell_landed(inbox: Inbox) -> None:
-    """A line for each that has landed."""
-    for name, catalog in inbox:
-        with catalog:
-            click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
+    """A line for each that has landed, as long as somebody reads them."""
+    with contextlib.suppress(BrokenPipeError):
+        for name, catalog in inbox:
+            with catalog:
+                click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
 
 
 def _told_to_stop() -> threading.Event:

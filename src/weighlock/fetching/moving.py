@@ -154,6 +154,14 @@ class Moving:
         count = block_span(block, self._size).length
         if is_new:
             self._progress.add(count)
+        self._check()
+
+    def pace(self, count: int) -> None:
+        """Wait as long as the bound on the rate asks for after so many bytes.
+
+        Raises:
+            Aborted: somebody said stop, or another connection failed.
+        """
         if self._rate is not None:
             with self._lock:
                 pause = self._rate.pause_for(count)

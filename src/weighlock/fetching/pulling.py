@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 
 from weighlock.fetching.moving import Move, Moving, Progress
 from weighlock.fetching.plan import Plan
-from weighlock.sources.grid import block_count
+from weighlock.sources.grid import block_count, block_span
 from weighlock.sources.http_remote import BlockPlace, Remote
 from weighlock.transfer.landing import Landing
 from weighlock.transfer.rate import Rate
@@ -51,7 +51,7 @@ class Puller:
         moving = Moving(remote.connections, plan, remote.size, progress, self._rate, remote.persist)
 
         def mover(moving: Moving) -> Move:
-            place = _Counted(moving, landing.place())
+            place = _Counted(moving, landing.place(), remote.size)
 
             def move(run: range) -> None:
                 with remote.lease() as connection:
@@ -65,9 +65,10 @@ class Puller:
 class _Counted:
     """A landing's place whose blocks are counted."""
 
-    def __init__(self, moving: Moving, place: BlockPlace) -> None:
+    def __init__(self, moving: Moving, place: BlockPlace, size: int) -> None:
         self._moving = moving
         self._place = place
+        self._size = size
 
     def views(self, block: int) -> Sequence[memoryview]:
         return self._place.views(block)
@@ -75,3 +76,4 @@ class _Counted:
     def landed(self, block: int) -> None:
         self._place.landed(block)
         self._moving.moved(block)
+        self._moving.pace(block_span(block, self._size).length)

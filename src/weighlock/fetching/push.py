@@ -40,7 +40,7 @@ from weighlock.sources.grid import (
 from weighlock.sources.upload import NotAnnounced, Upload
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Contents
+from weighlock.transfer.contents import Contents, FilePart, Piece
 from weighlock.transfer.digests import hash_block, in_two_threads
 from weighlock.transfer.layout import lay_out
 from weighlock.transfer.rate import Rate
@@ -58,6 +58,9 @@ _LANDING_S = 600.0
 """How long an inbox may take to put a file in its place, beside a second for each MB."""
 
 _LANDING_PAUSE_S = 0.2
+
+_STEP_BYTES = 1024 * 1024
+"""Sent at a time: between two steps an abort is noticed."""
 
 _BRIEFLY_S = 0.4
 """Time for the last word of a push that has failed."""
@@ -119,13 +122,12 @@ def push(
     limits = limits or Limits()
     file = lay_out(tensors, metadata, tied=tied, limits=limits)
     contents = Contents(file, directory=directory, limits=limits)
-    rate = None if limit_rate is None else Rate(limit_rate, time.monotonic)
     with (
         closing(contents),
         closing(Upload(url, sender, access=access, limits=limits, abort=abort)) as upload,
     ):
         try:
-            job = _Push(upload, contents, max(1, connections), rate)
+            job = _Push(upload, contents, max(1, connections), limit_rate)
             return job.run(progress)
         except BaseException as error:
             _say_why(upload, error, limits)
@@ -171,13 +173,15 @@ class _Push:
     """The push of one file."""
 
     def __init__(
-        self, upload: Upload, contents: Contents, connections: int, rate: Rate | None
+        self, upload: Upload, contents: Contents, connections: int, limit_rate: float | None
     ) -> None:
         self._upload = upload
         self._contents = contents
         self._size = contents.size
         self._threads = connections
-        self._rate = rate
+        self._rate = None if limit_rate is None else Rate(limit_rate, time.monotonic)
+        # With a bound on the rate so little that the other side does not take the pauses for death.
+        self._step_bytes = min(_STEP_BYTES, max(4096, int(limit_rate or _STEP_BYTES)))
         self._digests = bytearray(DIGEST_BYTES * block_count(self._size))
         self._hashed = bytearray(block_count(self._size))
         self._sent_bytes = 0
@@ -276,7 +280,10 @@ class _Push:
             span = Span(start, min(run.stop * BLOCK_BYTES, self._size) - start)
             try:
                 self._upload.put(
-                    run.start, digests, span.length, lambda sock: self._send_span(sock, span)
+                    run.start,
+                    digests,
+                    span.length,
+                    lambda sock: self._send_span(sock, span, moving),
                 )
             except ChunkCorrupt as error:
                 self._check_unchanged(error.chunk, buffer)
@@ -293,13 +300,21 @@ class _Push:
         if hash_block(self._contents, block, buffer) != self._digests[at : at + DIGEST_BYTES]:
             raise SourceChanged(f"block {block} of what is pushed was changed meanwhile")
 
-    def _send_span(self, sock: socket.socket, span: Span) -> None:
+    def _send_span(self, sock: socket.socket, span: Span, moving: Moving) -> None:
         sender = Sender(sock, self._upload.connections.limits.idle_s)
         for piece in self._contents.pieces(span):
-            done, length = 0, piece_length(piece)
-            while done < length:
-                self._upload.connections.abort.check()
+            for step in _steps(piece, self._step_bytes):
                 try:
-                    done += sender.send_step(piece, done)
+                    moving.pace(sender.send_step(step, 0))
                 except ShortRead as error:
                     raise SourceChanged(f"{self._upload.label}: {error}") from error
+
+
+def _steps(piece: Piece, most: int) -> Iterator[Piece]:
+    """A piece in parts of so many bytes at the most."""
+    for start in range(0, piece_length(piece), most):
+        count = min(most, piece_length(piece) - start)
+        if isinstance(piece, FilePart):
+            yield FilePart(piece.file, piece.offset + start, count)
+        else:
+            yield piece[start : start + count]

@@ -10,12 +10,12 @@ written by two at a time, and none once the file is sealed to be put in its plac
 
 import contextlib
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Protocol
 
 from blake3 import blake3
 
-from weighlock.errors import ChunkCorrupt, LayoutError, Refused, ShortRead
+from weighlock.errors import ChunkCorrupt, LayoutError, Refused, TruncatedFile
 from weighlock.sources.grid import (
     BLOCK_BYTES,
     BLOCKS_PER_PAGE,
@@ -28,9 +28,13 @@ from weighlock.sources.local import FileSource
 from weighlock.transfer.digests import in_two_threads
 from weighlock.transfer.landing import FileLanding, LandingFile
 
-__all__ = ["Announced", "Arrival", "ArrivingFile", "LandedFile", "root_of"]
+__all__ = ["Announced", "Arrival", "ArrivingFile", "LandedFile", "NotAwaited", "root_of"]
 
 _NOT_HERE = bytes(DIGEST_BYTES)
+
+
+class NotAwaited(Refused):
+    """It is being put in its place, was let go of, or another connection brings that block."""
 
 
 def root_of(digests: bytes) -> str:
@@ -49,11 +53,10 @@ class Announced:
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from the header."""
         if offset + len(buffer) > len(self._header):
-            raise ShortRead(
-                f"{self.label}: announces {len(self._header):,} bytes of header, "
+            raise TruncatedFile(
+                f"{len(self._header):,} bytes of header are announced, "
                 f"{offset + len(buffer):,} belong to it",
-                wanted=len(buffer),
-                got=max(0, len(self._header) - offset),
+                source=self.label,
             )
         buffer[:] = self._header[offset : offset + len(buffer)]
 
@@ -150,6 +153,7 @@ class Arrival:
         self._adopted = set(range(block_count(size))) if is_adopted else set[int]()
         self._changed = threading.Condition()
         self._written: set[int] = set()
+        self._claims: dict[int, object] = {}
         self._is_sealed = False
         self._bytes = 0
 
@@ -201,24 +205,57 @@ class Arrival:
             )
         return blocks
 
-    def put(self, block: int, content: memoryview, digest: bytes) -> None:
-        """Land a block that came. One that is here already is not written again.
+    def receive(
+        self, block: int, digest: bytes, fill: Callable[[memoryview], None], buffer: memoryview
+    ) -> None:
+        """Land a block that comes. One that is here already is not written again.
+
+        Into a buffer that holds all of it, it is received before it is looked at and written. With
+        less, its pieces are written as they come, and it counts once the last is here and the whole
+        matches; another connection that brings the same block meanwhile goes first.
+
+        Args:
+            block: its number.
+            digest: what it is said to be.
+            fill: receives as many bytes as a view has.
+            buffer: how many are received at once.
 
         Raises:
             ChunkCorrupt: it is not what its digest says.
             LayoutError: it contradicts the header that was announced.
-            Refused: it is being put in its place, or nothing more is awaited.
+            NotAwaited: nothing more of it is written.
             DiskError: it cannot be written.
+            Whatever `fill` raises.
         """
-        if blake3(content).digest() != digest:
+        span = block_span(block, self.size)
+        hasher, claim, agrees = blake3(), object(), True
+        is_repeat = self._digest(block) == digest
+        if len(buffer) < span.length and not is_repeat:
+            with self._alone_with(block):
+                self._claims[block] = claim
+                self._set(block, _NOT_HERE)
+        for start in range(0, span.length, len(buffer)):
+            view = buffer[: min(len(buffer), span.length - start)]
+            fill(view)
+            hasher.update(view)
+            agrees = agrees and self._agrees(span.offset + start, view)
+            if len(view) < span.length and not is_repeat:
+                with self._alone_with(block, claim):
+                    self._landing.put(block, view, start)
+        if hasher.digest() != digest:
             raise ChunkCorrupt(f"block {block} does not match its digest", chunk=block)
-        if not self._agrees(block, content):
+        if not agrees:
             raise LayoutError(f"block {block} holds another header than was announced")
+        if is_repeat:
+            return
+        if len(buffer) < span.length:
+            with self._alone_with(block, claim):
+                self._set(block, digest)
+            return
         with self._alone_with(block):
-            if self._digest(block) == digest:
-                return
+            self._claims.pop(block, None)
             self._set(block, _NOT_HERE)  # half written it is neither the old nor the new one
-            self._landing.put(block, content)
+            self._landing.put(block, view)
             self._set(block, digest)
 
     def page(self, number: int) -> bytes | None:
@@ -261,12 +298,12 @@ class Arrival:
         file.keep()
 
     @contextlib.contextmanager
-    def _alone_with(self, block: int) -> Iterator[None]:
+    def _alone_with(self, block: int, claim: object = None) -> Iterator[None]:
         """While this block is written: two at once would leave a mixture."""
         with self._changed:
             self._changed.wait_for(lambda: block not in self._written)
-            if self._is_sealed:
-                raise Refused("nothing more is written to it")
+            if self._is_sealed or (claim is not None and self._claims.get(block) is not claim):
+                raise NotAwaited("nothing more of this is awaited")
             self._written.add(block)
         try:
             yield
@@ -275,10 +312,9 @@ class Arrival:
                 self._written.discard(block)
                 self._changed.notify_all()
 
-    def _agrees(self, block: int, content: memoryview) -> bool:
-        """Whether what a block holds of the header is what was announced."""
-        start = block * BLOCK_BYTES
-        announced = memoryview(self._header)[start : start + len(content)]
+    def _agrees(self, offset: int, content: memoryview) -> bool:
+        """Whether what lies there of the header is what was announced."""
+        announced = memoryview(self._header)[offset : offset + len(content)]
         return content[: len(announced)] == announced
 
     def _hash(self, block: int, buffer: memoryview) -> None:
@@ -286,7 +322,7 @@ class Arrival:
             if block not in self._adopted:
                 return  # it came meanwhile
             view = self._landing.have(block, buffer, self._header)
-            if view is None or not self._agrees(block, view):
+            if view is None or not self._agrees(block * BLOCK_BYTES, view):
                 self._set(block, _NOT_HERE)
                 return
             if block == 0 and not self.is_complete:

@@ -11,6 +11,7 @@ POST /i/<id>/senders/<name>               {"state": landed|alive|failed|aborted,
 import contextlib
 import re
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Annotated, Literal, Protocol
@@ -30,10 +31,11 @@ from weighlock.errors import (
     WeighlockError,
 )
 from weighlock.limits import Budget, Limits
+from weighlock.sharing.arrival import Arrival, NotAwaited
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.routes import Answer, busy, failure, gone
 from weighlock.sharing.share import Event
-from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES, block_span
+from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES
 from weighlock.tensors.arrays import byte_view, empty
 
 __all__ = ["Body", "InboxRoute", "Reception", "find_inbox"]
@@ -43,6 +45,15 @@ _PATH = re.compile(
     r"(?:/(header)|/digests/(\d{1,9})|/blocks/(\d{1,12}))?"
 )
 _ATTEMPT = re.compile("[0-9a-f]{1,32}")
+
+_HEADERS = 4
+"""How many of the longest headers are received at once; of shorter ones, as many as take that."""
+
+_HEADER_S, _HEADER_BYTES_PER_S = 30.0, 64 * 1024
+"""Time for a header to arrive."""
+
+_PIECE_BYTES = 64 * 1024
+"""Received at once while many are sending."""
 
 _WAIT_S = 5.0
 """How long a sender waits for room in the budget; then it is told to come back."""
@@ -113,6 +124,8 @@ class Reception:
     def __init__(self, limits: Limits, budget: Budget) -> None:
         self._limits = limits
         self._budget = budget
+        # Headers may be long, and their senders slow: they are not to be in the way of data.
+        self._headers = Budget(_HEADERS * limits.announced_bytes)
         # One header at a time: parsed it takes many times its length.
         self._announcing = threading.Lock()
 
@@ -160,19 +173,19 @@ class Reception:
         if not re.fullmatch(r"\d{1,18}", size):
             return failure(400, error="Weighlock-Size is missing")
         self._limits.check("announced_bytes", body.left, f"bytes of the header of {sender}")
-        with self._room(body.left):
+        with self._room(self._headers, body.left):
             header = bytearray(body.left)
-            body.fill(memoryview(header))
+            _fill_in_time(body, memoryview(header))
             with self._announcing:
                 arrival = inbox.begin(sender, attempt, bytes(header), int(size))
         return failure(200, has_some=arrival.has_some, alive_s=inbox.alive_s)
 
     @contextlib.contextmanager
-    def _room(self, count: int) -> Iterator[None]:
+    def _room(self, budget: Budget, count: int) -> Iterator[None]:
         """While a buffer of so many bytes is in use."""
         with contextlib.ExitStack() as held:
             try:
-                held.enter_context(self._budget.hold(count, _WAIT_S))
+                held.enter_context(budget.hold(count, _WAIT_S))
             except TransferTimeout as error:
                 raise _Busy(str(error)) from error
             yield
@@ -193,28 +206,42 @@ class Reception:
             return failure(400, error="Weighlock-Digests is missing")
         first = route.block or 0
         blocks = arrival.check_run(first, body.left, len(digests) // DIGEST_BYTES)
-        size = min(BLOCK_BYTES, body.left)
-        with self._room(size):
+        size = self._budget.fitting(min(BLOCK_BYTES, body.left), _PIECE_BYTES)
+        with self._room(self._budget, size):
             buffer = byte_view(empty((size,), np.dtype(np.uint8)))
             for number, block in enumerate(blocks):
-                view = buffer[: block_span(block, arrival.size).length]
-                body.fill(view)
-                if inbox.ended is not None:
-                    return gone(inbox.ended)
-                if not inbox.takes(route.sender, arrival):
-                    return failure(409, error="what was announced is no longer awaited")
-                if arrival.attempt != attempt:
-                    return failure(403, refused="another push under this name was begun after it")
                 at = number * DIGEST_BYTES
+                digest = digests[at : at + DIGEST_BYTES]
+
+                def fill(view: memoryview) -> None:
+                    body.fill(view)
+                    self._check(inbox, route.sender, attempt, arrival)
+
                 try:
-                    arrival.put(block, view, digests[at : at + DIGEST_BYTES])
-                except Refused:
-                    return failure(409, error="what was announced is no longer awaited")
+                    arrival.receive(block, digest, fill, buffer)
                 except (NoSpace, Aborted):
                     inbox.drop(route.sender, arrival)
                     raise
                 inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         return failure(200, bytes=arrival.bytes_here)
+
+    def _check(self, inbox: Inbox, sender: str, attempt: str, arrival: Arrival) -> None:
+        """Raise if what comes is no longer awaited."""
+        if inbox.ended is not None:
+            raise ShareGone("the inbox is over", reason=inbox.ended)
+        if not inbox.takes(sender, arrival):
+            raise NotAwaited("it has landed, or was let go of")
+        if arrival.attempt != attempt:
+            raise Refused("another push under this name was begun after it")
+
+
+def _fill_in_time(body: Body, header: memoryview) -> None:
+    """Receive a header, from a peer that may be slow, but not for hours."""
+    deadline = time.monotonic() + _HEADER_S + len(header) / _HEADER_BYTES_PER_S
+    for start in range(0, len(header), _PIECE_BYTES):
+        body.fill(header[start : start + _PIECE_BYTES])
+        if time.monotonic() > deadline:
+            raise TransferTimeout("the header takes too long", phase="idle")
 
 
 def _digests(inbox: Inbox, sender: str, page: int) -> Answer:
@@ -234,8 +261,8 @@ def _hex(text: str) -> bytes | None:
         digests = bytes.fromhex(text)
     except ValueError:
         return None
-    count = len(digests) // DIGEST_BYTES
-    return digests if len(digests) % DIGEST_BYTES == 0 and count <= BLOCKS_PER_RANGE else None
+    count, rest = divmod(len(digests), DIGEST_BYTES)
+    return digests if not rest and 0 < count <= BLOCKS_PER_RANGE else None
 
 
 def _told(work: Callable[[], Answer]) -> Answer:
@@ -254,6 +281,8 @@ def _told(work: Callable[[], Answer]) -> Answer:
         return failure(413, refused=str(error)[:500])
     except (FormatError, Refused) as error:
         return failure(403, refused=str(error)[:500])
+    except NotAwaited:
+        return failure(409, error="what was announced is no longer awaited")
     except _Busy as error:
         return busy(str(error))
     except ShareGone as error:

@@ -142,10 +142,11 @@ class FileLanding:
     def place(self) -> BlockPlace:
         return _AsidePlace(self, self.size)
 
-    def put(self, block: int, content: memoryview) -> None:
-        whole = block_span(block, self.size)
-        if block:
-            self._file.write(whole.offset, content)
+    def put(self, block: int, content: memoryview, start: int = 0) -> None:
+        """Land a block that is already here, or a piece of it that begins at byte `start`."""
+        offset = block * BLOCK_BYTES + start
+        if offset:
+            self._file.write(offset, content)
         else:
             held = len(self._first)
             self._first[:] = content[:held]
