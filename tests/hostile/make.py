@@ -537,7 +537,7 @@ IMPOSTORS = [
     Row("B10 a ZIP without a directory", b"PK\x03\x04" + bytes(60), FormatError, ()),
     Row("B10 a pickle", b"\x80\x02}q\x00.", FormatError, ("pickle",)),
     Row("B10 a numpy array", b"\x93NUMPY\x01\x00" + bytes(60), FormatError, ("numpy",)),
-    Row("B10 GGUF", b"GGUF\x03\0\0\0" + bytes(60), FormatError, ("GGUF",)),
+    Row("B10 GGUF", b"GGUF\x09\0\0\0" + bytes(60), FormatError, ("GGUF",)),
     Row("B10 HDF5", b"\x89HDF\r\n\x1a\n" + bytes(60), FormatError, ("HDF5",)),
     Row("B10 zstd", b"\x28\xb5\x2f\xfd" + bytes(60), FormatError, ("zstd",)),
     Row("B10 bzip2", b"BZh91AY&SY" + bytes(60), FormatError, ("bzip2",)),

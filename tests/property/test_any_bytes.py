@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 import weighlock
 from hostile.make import entry, file_bytes, four_floats
+from hostile.make_gguf import sample as gguf_sample
 from hostile.watching import watched
 from property.strategies import edited, files, steady
 from weighlock.errors import FormatError, LimitExceeded
@@ -49,6 +50,7 @@ def saved_by_torch(**options):
 
 
 GOLDENS = {
+    "gguf": gguf_sample()[0],
     "safetensors": file_bytes(
         {
             "__metadata__": {"format": "pt", "tied": "b"},
@@ -93,7 +95,9 @@ def test_any_bytes(content):
 
 @steady(100)
 @given(
-    st.sampled_from([b"PK\x03\x04", b"\x80\x02", b"\x80\x04\x95", b"<", b"GGUF", b"\x1f\x8b"]),
+    st.sampled_from(
+        [b"PK\x03\x04", b"\x80\x02", b"\x80\x04\x95", b"<", b"GGUF\x03\0\0\0", b"\x1f\x8b"]
+    ),
     st.binary(max_size=300),
 )
 def test_any_bytes_behind_a_known_beginning(beginning, content):

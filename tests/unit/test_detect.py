@@ -77,7 +77,7 @@ def test_what_cannot_be_a_target_is_a_type_error(target):
         (b"", "empty"),
         (b"abc", "too few|too short|3 bytes"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
-        (b"GGUF\x03\0\0\0" + bytes(100), "GGUF"),
+        (b"GGUF\x01\0\0\0" + bytes(100), "GGUF of version 1"),
         (b"PK\5\6" + bytes(18), "nothing in it"),
         (b"\xef\xbb\xbf<!doctype html>" + b"x" * 100, "HTML"),
         (b"Entry not found", "text.*'Entry not found'"),

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
+from weighlock.formats.gguf import is_gguf, open_gguf
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
 from weighlock.formats.torch_zip import open_torch_zip
@@ -29,7 +30,7 @@ _IMPOSTORS = (
     (b"\x80", "a pickle, but no PyTorch checkpoint; `weighlock scan` shows what it would import"),
     ((b"(dp", b"(lp", b"}q\0", b"]q\0"), "a pickle, but no PyTorch checkpoint"),
     (b"PK\5\6", "a ZIP archive with nothing in it"),
-    (b"GGUF", "a GGUF file, which this version does not read"),
+    (b"GGUF", "the beginning of a GGUF file"),
     (b"\x93NUMPY", "a numpy array, which this version does not read"),
     (b"\x89HDF", "an HDF5 file, which is not read"),
     (b"\x1f\x8b", "compressed with gzip: decompress it first"),
@@ -96,6 +97,7 @@ _MODELS = (
     (".safetensors.index.json", ".safetensors"),
     (".bin.index.json", "pytorch_model.bin"),
     ((".pt", ".pth", ".ckpt"),),
+    ((".gguf", ".npz", ".npy"),),
 )
 
 
@@ -118,7 +120,9 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
                     f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one by name",
                     source=path,
                 )
-    raise FormatError("holds no model: no *.safetensors, *.bin, *.pt, *.index.json", source=path)
+    raise FormatError(
+        "holds no model: no *.safetensors, *.bin, *.pt, *.gguf, *.npz, *.index.json", source=path
+    )
 
 
 def open_source(source: Source, limits: Limits) -> "Catalog":
@@ -130,6 +134,8 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
         return open_torch_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)
+    if is_gguf(first):
+        return open_gguf(source, limits)
     impostor = _impostor(first)
     if impostor:
         raise FormatError(f"is {impostor}", source=source.label)
