@@ -3,6 +3,7 @@
 import io
 import os
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import example, given
@@ -49,8 +50,16 @@ def saved_by_torch(**options):
     return buffer.getvalue()
 
 
+def saved_by_numpy(save, *arrays, **named):
+    buffer = io.BytesIO()
+    save(buffer, *arrays, **named)
+    return buffer.getvalue()
+
+
 GOLDENS = {
     "gguf": gguf_sample()[0],
+    "npy": saved_by_numpy(np.save, np.asfortranarray(np.ones((2, 3)))),
+    "npz": saved_by_numpy(np.savez_compressed, a=np.ones(3, ">f4"), b=np.eye(2, dtype="f2")),
     "safetensors": file_bytes(
         {
             "__metadata__": {"format": "pt", "tied": "b"},
@@ -96,7 +105,7 @@ def test_any_bytes(content):
 @steady(100)
 @given(
     st.sampled_from(
-        [b"PK\x03\x04", b"\x80\x02", b"\x80\x04\x95", b"<", b"GGUF\x03\0\0\0", b"\x1f\x8b"]
+        [b"PK\x03\x04", b"\x80\x02", b"\x80\x04\x95", b"<", b"GGUF\x03\0\0\0", b"\x93NUMPY\1\0"]
     ),
     st.binary(max_size=300),
 )

@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING, TypeAlias
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
 from weighlock.formats.gguf import is_gguf, open_gguf
+from weighlock.formats.npy import MAGIC, open_npy
+from weighlock.formats.npz import is_npz, open_npz
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
 from weighlock.formats.torch_zip import open_torch_zip
@@ -31,7 +33,6 @@ _IMPOSTORS = (
     ((b"(dp", b"(lp", b"}q\0", b"]q\0"), "a pickle, but no PyTorch checkpoint"),
     (b"PK\5\6", "a ZIP archive with nothing in it"),
     (b"GGUF", "the beginning of a GGUF file"),
-    (b"\x93NUMPY", "a numpy array, which this version does not read"),
     (b"\x89HDF", "an HDF5 file, which is not read"),
     (b"\x1f\x8b", "compressed with gzip: decompress it first"),
     (b"\x28\xb5\x2f\xfd", "compressed with zstd: decompress it first"),
@@ -131,11 +132,13 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
     source.read_into(0, memoryview(buffer))
     first = bytes(buffer)
     if first.startswith(b"PK\x03\x04") and first[4:9] != b"\0\0\0\0{":
-        return open_torch_zip(source, limits)
+        return open_npz(source, limits) if is_npz(first) else open_torch_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)
     if is_gguf(first):
         return open_gguf(source, limits)
+    if first.startswith(MAGIC):
+        return open_npy(source, limits)
     impostor = _impostor(first)
     if impostor:
         raise FormatError(f"is {impostor}", source=source.label)

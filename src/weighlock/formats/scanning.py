@@ -4,15 +4,18 @@ Unlike opening, scanning goes on where it can: a wrong checksum or an unknown me
 a pickle from the scan. Knows where pickles may be; reads them with the same inert machine.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LimitExceeded
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
+from weighlock.formats.npy import MAGIC, is_object, read_header
 from weighlock.formats.torch_legacy import after_storages, is_legacy
 from weighlock.formats.torch_names import is_known
-from weighlock.formats.zip_directory import inflated, read_directory
+from weighlock.formats.zip_directory import LocalHeaders, Member, inflated, read_directory
+from weighlock.formats.zip_members import member_place
 from weighlock.limits import Limits
 
 if TYPE_CHECKING:
@@ -58,6 +61,8 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
     if first[8:9] == b"{":  # safetensors: its header's length may begin as a pickle does
         return
     start = 0
+    if first.startswith(MAGIC):
+        start = _after_header(source.read_into, source.size, source.label)
     while start < source.size:
         row = _Row(source, start, limits)
         yield from row.findings()
@@ -65,25 +70,43 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
 
 
 def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
-    for member in read_directory(source, limits).values():
-        named = member.name.endswith((".pkl", ".pickle"))
-        if not named and (member.size < 2 or member.size > limits.pickle_bytes):
+    for member in read_directory(source, limits, fold_case=False).values():
+        begin = 0
+        if member.name.endswith(".npy"):
+            read_into = partial(_read_member, source, member)
+            begin = _after_header(read_into, member.size, f"{source.label}: {member.name}")
+        named = begin > 0 or member.name.endswith((".pkl", ".pickle"))
+        if begin == member.size or (not named and member.size > limits.pickle_bytes):
             continue
         if not named and "/data/" in f"/{member.name}":
             continue  # a storage: its bytes are numbers, and may begin with anything
         raw = inflated(source, member, limits.pickle_bytes, check_crc=False)
         feed = Feed(raw, label=f"{source.label}: {member.name}")
-        at = 0
+        at = begin
         while at < len(raw):  # a second pickle may follow the first
             found: dict[tuple[str, str], int] = {}
             try:
                 at = read_pickle(feed, at, limits, found).end
             except (FormatError, LimitExceeded):
                 yield from _as_findings(found, member.name)
-                if found or (named and at == 0):
+                if found or (named and at == begin):
                     raise
                 break
             yield from _as_findings(found, member.name)
+
+
+def _read_member(source: "Source", member: Member, offset: int, buffer: memoryview) -> None:
+    place = member_place(source, LocalHeaders(source), member)
+    place.source.read_into(place.span.offset + offset, buffer)
+
+
+def _after_header(read_into: Callable[[int, memoryview], None], size: int, label: str) -> int:
+    """Where the pickle of an array of objects begins; its end, if an array holds numbers."""
+    try:
+        header = read_header(read_into, size, label)
+    except FormatError:
+        return 0  # no array after all: it is looked at as any other file
+    return header.end if is_object(header) else size
 
 
 class _Row:

@@ -8,6 +8,7 @@ ZIP; not what is in it.
 import codecs
 import struct
 import zlib
+from collections.abc import Callable
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
@@ -51,8 +52,15 @@ class Member(NamedTuple):
     """Where the next member, or the directory, begins."""
 
 
-def read_directory(source: "Source", limits: Limits) -> dict[str, Member]:
+def read_directory(
+    source: "Source", limits: Limits, *, fold_case: bool = True
+) -> dict[str, Member]:
     """The members of an archive by name, in the order of the file.
+
+    Args:
+        source: the archive.
+        limits: what it may ask for.
+        fold_case: refuse names that differ only in case, as a reader that ignores case finds one.
 
     Raises:
         FormatError: the archive is broken or could be read in two ways.
@@ -64,7 +72,8 @@ def read_directory(source: "Source", limits: Limits) -> dict[str, Member]:
         raise HeaderError(f"the directory has {span.length:,} bytes", source=source.label)
     raw = bytearray(span.length)
     source.read_into(span.offset, memoryview(raw))
-    return _checked(_entries(bytes(raw), count, source.label), span.offset, source.label)
+    entries = _entries(bytes(raw), count, source.label)
+    return _checked(entries, span.offset, source.label, str.casefold if fold_case else str)
 
 
 def _locate(source: "Source") -> tuple[int, Span]:
@@ -195,7 +204,9 @@ def _wide(
     return narrow
 
 
-def _checked(entries: list[_Entry], directory: int, label: str) -> dict[str, Member]:
+def _checked(
+    entries: list[_Entry], directory: int, label: str, fold: Callable[[str], str]
+) -> dict[str, Member]:
     """Members with the place where each must have ended; none twice, none over another."""
     entries.sort()
     if entries and entries[0][0]:
@@ -211,7 +222,7 @@ def _checked(entries: list[_Entry], directory: int, label: str) -> dict[str, Mem
                 f"reaches over what begins at {limit:,}",
                 source=label,
             )
-        alike = name.casefold()
+        alike = fold(name)
         if alike in folded:
             raise LayoutError(f"member {name!r} is there twice", source=label)
         folded.add(alike)

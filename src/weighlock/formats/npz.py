@@ -1,0 +1,86 @@
+"""Numpy arrays in a ZIP archive, one member for each. Knows which members are arrays.
+
+ZIP itself is `zip_directory`'s, the header of an array `npy`'s.
+"""
+
+from functools import partial
+from typing import TYPE_CHECKING
+
+from weighlock.errors import FormatError, LayoutError, UnsupportedDType
+from weighlock.formats.npy import array_ref, read_header, trailing
+from weighlock.formats.zip_directory import DEFLATED, LocalHeaders, Member, read_directory
+from weighlock.formats.zip_members import check_members, member_place
+from weighlock.limits import Limits
+from weighlock.tensors.catalog import Beside, Catalog
+
+if TYPE_CHECKING:
+    from weighlock.formats.npy import NpyHeader
+    from weighlock.formats.torch_refs import Place
+    from weighlock.sources.base import Source
+    from weighlock.tensors.ref import TensorRef
+
+__all__ = ["is_npz", "open_npz"]
+
+_SUFFIX = ".npy"
+
+
+def is_npz(first: bytes) -> bool:
+    """Whether an archive that begins so is one of arrays: its first member says it."""
+    length = int.from_bytes(first[26:28], "little")
+    return first[:4] == b"PK\3\4" and first[30 : 30 + length].endswith(_SUFFIX.encode())
+
+
+def open_npz(source: "Source", limits: Limits | None = None) -> Catalog:
+    """The catalog of an archive of arrays. Reads the directory and the headers of the arrays.
+
+    Raises:
+        FormatError: the archive is broken, or could be read in two ways.
+        LimitExceeded: it asks for more than the limits allow.
+    """
+    limits = limits or Limits()
+    members = read_directory(source, limits, fold_case=False)
+    headers = LocalHeaders(source)
+    refs: dict[str, TensorRef] = {}
+    unreadable: dict[str, str] = {}
+    notes: list[str] = []
+    for member in members.values():
+        if member.name.rsplit("/", 1)[-1] == "data.pkl":
+            raise LayoutError(
+                f"has arrays and {member.name!r}: it could be a checkpoint as well",
+                source=source.label,
+            )
+        if not member.name.endswith(_SUFFIX):
+            notes.append(f"member {member.name!r} is no array and left out")
+            continue
+        name = member.name.removesuffix(_SUFFIX)
+        size = len(name.encode("utf-8", "surrogatepass"))
+        limits.check("name_bytes", size, f"{source.label}: bytes of the name of an array")
+        place = member_place(source, headers, member)
+        try:
+            header = _header(headers, member, place)
+            limits.check("rank", len(header.shape), f"{source.label}: dimensions of {name[:60]!r}")
+            refs[name] = array_ref(name, header, place.source, place.span)
+        except UnsupportedDType as error:
+            unreadable[name] = str(error)
+            continue
+        except FormatError as error:
+            raise type(error)(f"member {member.name!r}: {error}", source=source.label) from error
+        notes += [f"{member.name}: {note}" for note in trailing(header, refs[name], member.size)]
+
+    beside = Beside(
+        notes=tuple(notes),
+        unreadable=unreadable,
+        check=partial(check_members, source, tuple(members.values())),
+    )
+    return Catalog(refs, None, source.close, beside=beside)
+
+
+def _header(headers: LocalHeaders, member: Member, place: "Place") -> "NpyHeader":
+    if member.method == DEFLATED:
+        return read_header(place.source.read_into, member.size, "its header")
+
+    def read_into(offset: int, buffer: memoryview) -> None:
+        # It mostly came along when the head of the member was read.
+        buffer[:] = headers.read(place.span.offset + offset, len(buffer))
+
+    return read_header(read_into, member.size, "its header")
