@@ -157,7 +157,9 @@ _CABLES = itertools.count()
 @contextlib.contextmanager
 def cable():
     """A namespace with a cable to it; gives its name, its address, and what sets the link."""
-    name = f"wl{os.getpid() % 100_000}-{next(_CABLES)}"
+    number = next(_CABLES)
+    name = f"wl{os.getpid() % 100_000}-{number}"
+    network = f"10.213.{(os.getpid() + number) % 256}"  # tests may run beside others
 
     def ip(*words):
         subprocess.run(["ip", *words], check=True, capture_output=True)
@@ -165,12 +167,12 @@ def cable():
     ip("netns", "add", name)
     try:
         ip("link", "add", name, "type", "veth", "peer", "name", "far", "netns", name)
-        ip("addr", "add", "10.213.77.1/30", "dev", name)
+        ip("addr", "add", f"{network}.1/30", "dev", name)
         ip("link", "set", name, "up")
-        ip("-n", name, "addr", "add", "10.213.77.2/30", "dev", "far")
+        ip("-n", name, "addr", "add", f"{network}.2/30", "dev", "far")
         ip("-n", name, "link", "set", "far", "up")
         # At the far end: here the sockets would be told at once that there is no way.
-        yield name, "10.213.77.2", lambda state: ip("-n", name, "link", "set", "far", state)
+        yield name, f"{network}.2", lambda state: ip("-n", name, "link", "set", "far", state)
     finally:
         # The cable first: a namespace is taken away some time after this, with what is in it.
         subprocess.run(["ip", "link", "del", name], capture_output=True)
