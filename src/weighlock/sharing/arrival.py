@@ -8,9 +8,8 @@ Several connections write at once, and some are those of an attempt that is over
 written by two at a time, and none once the file is sealed to be put in its place.
 """
 
-import contextlib
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from typing import Protocol
 
 from blake3 import blake3
@@ -154,7 +153,8 @@ class Arrival:
         self._changed = threading.Condition()
         self._written: set[int] = set()
         self._claims: dict[int, object] = {}
-        self._is_sealed = False
+        self.is_sealed = False
+        """Nothing more is written to it."""
         self._bytes = 0
 
     @property
@@ -228,35 +228,36 @@ class Arrival:
             Whatever `fill` raises.
         """
         span = block_span(block, self.size)
-        hasher, claim, agrees = blake3(), object(), True
+        if len(buffer) < span.length:
+            self._receive_pieces(block, digest, fill, buffer)
+            return
+        view = buffer[: span.length]
+        fill(view)
+        if blake3(view).digest() != digest:
+            raise _corrupt(block)
+        if not self._agrees(span.offset, view):
+            raise _other_header(block)
+        if self._digest(block) != digest:
+            self._write(block, view, 0, object(), digest)
+
+    def _receive_pieces(
+        self, block: int, digest: bytes, fill: Callable[[memoryview], None], buffer: memoryview
+    ) -> None:
+        span, hasher, claim, agrees = block_span(block, self.size), blake3(), object(), True
         is_repeat = self._digest(block) == digest
-        if len(buffer) < span.length and not is_repeat:
-            with self._alone_with(block):
-                self._claims[block] = claim
-                self._set(block, _NOT_HERE)
         for start in range(0, span.length, len(buffer)):
             view = buffer[: min(len(buffer), span.length - start)]
             fill(view)
             hasher.update(view)
             agrees = agrees and self._agrees(span.offset + start, view)
-            if len(view) < span.length and not is_repeat:
-                with self._alone_with(block, claim):
-                    self._landing.put(block, view, start)
-        if hasher.digest() != digest:
-            raise ChunkCorrupt(f"block {block} does not match its digest", chunk=block)
-        if not agrees:
-            raise LayoutError(f"block {block} holds another header than was announced")
-        if is_repeat:
-            return
-        if len(buffer) < span.length:
-            with self._alone_with(block, claim):
-                self._set(block, digest)
-            return
-        with self._alone_with(block):
-            self._claims.pop(block, None)
-            self._set(block, _NOT_HERE)  # half written it is neither the old nor the new one
-            self._landing.put(block, view)
-            self._set(block, digest)
+            if start + len(view) == span.length:
+                if hasher.digest() != digest:
+                    raise _corrupt(block)
+                if not agrees:
+                    raise _other_header(block)
+            if not is_repeat:
+                is_last = start + len(view) == span.length
+                self._write(block, view, start, claim, digest if is_last else _NOT_HERE)
 
     def page(self, number: int) -> bytes | None:
         """The digests of what is here, zeros for what is not; None if there is no such page."""
@@ -273,16 +274,21 @@ class Arrival:
     def seal(self, root: str) -> bool:
         """Take no more blocks, if what is here comes down to that; what is being written ends."""
         with self._changed:
-            was_sealed, self._is_sealed = self._is_sealed, True
+            was_sealed, self.is_sealed = self.is_sealed, True
             self._changed.wait_for(lambda: not self._written)
             agrees = self._root() == root
-            self._is_sealed = was_sealed or agrees
+            self.is_sealed = was_sealed or agrees
             return agrees
+
+    def discard(self) -> None:
+        """Nothing more is written to it, and no trace of it is left."""
+        self.is_sealed = True
+        self.file.discard()
 
     def keep(self) -> None:
         """Nothing more is written to it here; what came stays for the next attempt."""
         with self._changed:
-            self._is_sealed = True
+            self.is_sealed = True
             self._changed.wait_for(lambda: not self._written)
         self.file.keep()
 
@@ -297,20 +303,40 @@ class Arrival:
         self._header = b""
         file.keep()
 
-    @contextlib.contextmanager
-    def _alone_with(self, block: int, claim: object = None) -> Iterator[None]:
-        """While this block is written: two at once would leave a mixture."""
+    def _write(
+        self, block: int, content: memoryview, start: int, claim: object, digest: bytes
+    ) -> None:
+        """Write a piece of a block, which is then what the digest says.
+
+        The first piece claims the block for its connection: what another one has begun is over.
+        """
+        self._begin(block, claim, is_first=start == 0)
+        try:
+            self._landing.put(block, content, start)
+        except BaseException:
+            self._end(block, _NOT_HERE)
+            raise
+        self._end(block, digest)
+
+    def _begin(self, block: int, claim: object, *, is_first: bool = True) -> None:
+        """From now on this block is written, by nobody else: two would leave a mixture."""
         with self._changed:
-            self._changed.wait_for(lambda: block not in self._written)
-            if self._is_sealed or (claim is not None and self._claims.get(block) is not claim):
+            while block in self._written:
+                self._changed.wait()
+            if is_first:
+                self._claims[block] = claim
+            if self.is_sealed or self._claims.get(block) is not claim:
                 raise NotAwaited("nothing more of this is awaited")
             self._written.add(block)
-        try:
-            yield
-        finally:
-            with self._changed:
-                self._written.discard(block)
-                self._changed.notify_all()
+            self._set(block, _NOT_HERE)  # half written it is neither the old nor the new one
+
+    def _end(self, block: int, digest: bytes) -> None:
+        with self._changed:
+            self._written.discard(block)
+            self._set(block, digest)
+            if digest != _NOT_HERE:
+                self._claims.pop(block, None)
+            self._changed.notify_all()
 
     def _agrees(self, offset: int, content: memoryview) -> bool:
         """Whether what lies there of the header is what was announced."""
@@ -318,16 +344,18 @@ class Arrival:
         return content[: len(announced)] == announced
 
     def _hash(self, block: int, buffer: memoryview) -> None:
-        with self._alone_with(block):
-            if block not in self._adopted:
-                return  # it came meanwhile
+        if block not in self._adopted:
+            return  # it came meanwhile
+        digest = _NOT_HERE
+        self._begin(block, object())
+        try:
             view = self._landing.have(block, buffer, self._header)
-            if view is None or not self._agrees(block * BLOCK_BYTES, view):
-                self._set(block, _NOT_HERE)
-                return
-            if block == 0 and not self.is_complete:
-                self._landing.put(0, view)  # its first bytes are withheld until the end
-            self._set(block, blake3(view).digest())
+            if view is not None and self._agrees(block * BLOCK_BYTES, view):
+                if block == 0 and not self.is_complete:
+                    self._landing.put(0, view)  # its first bytes are withheld until the end
+                digest = blake3(view).digest()
+        finally:
+            self._end(block, digest)
 
     def _root(self) -> str | None:
         if self._adopted:
@@ -342,10 +370,17 @@ class Arrival:
         return bytes(self._digests[at : at + DIGEST_BYTES])
 
     def _set(self, block: int, digest: bytes) -> None:
-        with self._changed:
-            length = block_span(block, self.size).length
-            was_here, is_here = self._digest(block) != _NOT_HERE, digest != _NOT_HERE
-            self._bytes += length * (is_here - was_here)
-            at = block * DIGEST_BYTES
-            self._digests[at : at + DIGEST_BYTES] = digest
-            self._adopted.discard(block)
+        """Note what is here of a block; the lock is held."""
+        at = block * DIGEST_BYTES
+        was_here = self._digests[at : at + DIGEST_BYTES] != _NOT_HERE
+        self._bytes += block_span(block, self.size).length * ((digest != _NOT_HERE) - was_here)
+        self._digests[at : at + DIGEST_BYTES] = digest
+        self._adopted.discard(block)
+
+
+def _corrupt(block: int) -> ChunkCorrupt:
+    return ChunkCorrupt(f"block {block} does not match its digest", chunk=block)
+
+
+def _other_header(block: int) -> LayoutError:
+    return LayoutError(f"block {block} holds another header than was announced")

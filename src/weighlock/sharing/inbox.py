@@ -107,12 +107,12 @@ class Inbox(Offer):
             if self._is_over:
                 raise ShareGone("the inbox is over", reason=self.ended or "revoked")
             if (name, attempt) in self._over_attempts:
-                raise Refused(f"this push under {name!r} is over: another one was begun after it")
+                raise Refused(f"this push under {name!r} is over: aborted here, or overtaken")
             arrival = self._landed.get(name) or self._arrivals.get(name)
             if arrival is not None and not arrival.is_of(header, size):
                 if name in self._landed or name in self._landings:
                     raise Refused(f"{name} has landed already, with other tensors")
-                self._arrivals.pop(name).file.discard()
+                self._arrivals.pop(name).discard()
                 self._overtake(name, arrival, attempt)
                 arrival = None
             if arrival is None:
@@ -189,15 +189,16 @@ class Inbox(Offer):
                     discarded = self._arrivals.pop(name)
             self._over_attempts.append((name, attempt))
         if discarded is not None:
-            discarded.file.discard()
+            discarded.discard()
         self.report(name, event, attempt, 0, cause)
 
     def drop(self, name: str, arrival: Arrival) -> None:
-        """What is on its way cannot be put here: make room for others."""
+        """What is on its way cannot be put here: make room for others. Its attempt is over."""
         with self._lock:
+            self._over_attempts.append((name, arrival.attempt))
             if self._arrivals.get(name) is arrival and name not in self._landings:
                 del self._arrivals[name]
-        arrival.file.discard()
+        arrival.discard()
 
     def let_go(self) -> None:
         """Keep what is incomplete for another inbox at the same place; nothing more comes."""
@@ -285,7 +286,7 @@ class Inbox(Offer):
             with self._lock:
                 self._arrivals.pop(name, None)
                 del self._landings[name]
-            arrival.file.discard()
+            arrival.discard()
             raise
         with self._lock:
             self._landed[name] = self._arrivals.pop(name)

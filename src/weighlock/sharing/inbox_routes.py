@@ -55,6 +55,9 @@ _HEADER_S, _HEADER_BYTES_PER_S = 30.0, 64 * 1024
 _PIECE_BYTES = 64 * 1024
 """Received at once while many are sending."""
 
+_OFTEN_S = 0.2
+"""How often it is noted how far a sender is."""
+
 _WAIT_S = 5.0
 """How long a sender waits for room in the budget; then it is told to come back."""
 
@@ -207,32 +210,36 @@ class Reception:
         first = route.block or 0
         blocks = arrival.check_run(first, body.left, len(digests) // DIGEST_BYTES)
         size = self._budget.fitting(min(BLOCK_BYTES, body.left), _PIECE_BYTES)
+        told_at = time.monotonic()
         with self._room(self._budget, size):
             buffer = byte_view(empty((size,), np.dtype(np.uint8)))
+
+            def fill(view: memoryview) -> None:
+                body.fill(view)
+                if arrival.is_sealed or arrival.attempt != attempt:
+                    raise _why_not(inbox, route.sender, arrival)
+
             for number, block in enumerate(blocks):
                 at = number * DIGEST_BYTES
-                digest = digests[at : at + DIGEST_BYTES]
-
-                def fill(view: memoryview) -> None:
-                    body.fill(view)
-                    self._check(inbox, route.sender, attempt, arrival)
-
                 try:
-                    arrival.receive(block, digest, fill, buffer)
+                    arrival.receive(block, digests[at : at + DIGEST_BYTES], fill, buffer)
                 except (NoSpace, Aborted):
                     inbox.drop(route.sender, arrival)
                     raise
-                inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
+                if time.monotonic() > told_at + _OFTEN_S:
+                    told_at = time.monotonic()
+                    inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
+        inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         return failure(200, bytes=arrival.bytes_here)
 
-    def _check(self, inbox: Inbox, sender: str, attempt: str, arrival: Arrival) -> None:
-        """Raise if what comes is no longer awaited."""
-        if inbox.ended is not None:
-            raise ShareGone("the inbox is over", reason=inbox.ended)
-        if not inbox.takes(sender, arrival):
-            raise NotAwaited("it has landed, or was let go of")
-        if arrival.attempt != attempt:
-            raise Refused("another push under this name was begun after it")
+
+def _why_not(inbox: Inbox, sender: str, arrival: Arrival) -> WeighlockError:
+    """Why what comes is no longer awaited."""
+    if inbox.ended is not None:
+        return ShareGone("the inbox is over", reason=inbox.ended)
+    if not inbox.takes(sender, arrival):
+        return NotAwaited("it has landed, or was let go of")
+    return Refused("another push under this name was begun after it")
 
 
 def _fill_in_time(body: Body, header: memoryview) -> None:
@@ -269,6 +276,8 @@ def _told(work: Callable[[], Answer]) -> Answer:
     """What the work answers, or why it could not be done, as far as a sender may know."""
     try:
         return work()
+    except NotAwaited:
+        return failure(409, error="what was announced is no longer awaited")
     except ChunkCorrupt as error:
         return failure(422, error="mismatch", block=error.chunk)
     except NoSpace as error:
@@ -281,8 +290,6 @@ def _told(work: Callable[[], Answer]) -> Answer:
         return failure(413, refused=str(error)[:500])
     except (FormatError, Refused) as error:
         return failure(403, refused=str(error)[:500])
-    except NotAwaited:
-        return failure(409, error="what was announced is no longer awaited")
     except _Busy as error:
         return busy(str(error))
     except ShareGone as error:
