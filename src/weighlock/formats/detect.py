@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
+from weighlock.formats.dcp import METADATA_NAME, is_dcp, open_dcp
 from weighlock.formats.gguf import is_gguf, open_gguf
 from weighlock.formats.npy import MAGIC, open_npy
 from weighlock.formats.npz import is_npz, open_npz
@@ -85,6 +86,8 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
         return _open_directory(path, limits)
     if path.endswith(".index.json"):
         return sharded.open_index(path, limits, open_source)
+    if os.path.basename(path) == METADATA_NAME:
+        return open_dcp(path, limits)
     source = FileSource(path)
     try:
         return open_source(source, limits)
@@ -110,6 +113,8 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
         raise SourceError(
             f"{path}: cannot be listed: {error.strerror}", errno=error.errno
         ) from error
+    if is_dcp(names):
+        return open_dcp(os.path.join(path, METADATA_NAME), limits)
     names = [name for name in names if not name.startswith(".")]
     for endings in _MODELS:
         for ending in endings:

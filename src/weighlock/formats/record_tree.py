@@ -50,9 +50,10 @@ def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
     survey = _Survey(limits or Limits())
     survey.visit(root)
     tensors, notes = _Naming(survey).names_below(root)
-    extras = survey.plain.get(id(root))
+    extras = survey.value_of(root)
     if not isinstance(extras, dict):
-        extras = {} if extras is None else {"": extras}
+        is_nothing = extras is None and root is not None  # it was a tensor
+        extras = {} if is_nothing else {"": extras}
     return RecordTree(tensors, extras, notes)
 
 

@@ -9,6 +9,7 @@ from contextlib import closing
 from functools import partial
 
 from weighlock.errors import Aborted, TruncatedFile, WeighlockError
+from weighlock.formats.dcp import METADATA_NAME, open_dcp_source
 from weighlock.formats.sharded import ShardedRefs, read_index
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
@@ -54,6 +55,11 @@ def open_url(
     try:
         if is_index(url):
             catalog = _open_index(source, url, limits, open_source, access, verify)
+        elif Address.of(url).target.partition("?")[0].endswith(f"/{METADATA_NAME}"):
+            place_of = partial(_url_beside, url)
+            open_file = partial(_open_shard, access=access, verify=verify, limits=limits)
+            catalog = open_dcp_source(source, place_of, limits, open_file)
+            source.close()
         else:
             if not source.size:
                 raise TruncatedFile("is empty", source=source.label)
@@ -125,6 +131,10 @@ def _open_index(
     open_file = partial(_open_shard, access=access, verify=verify, limits=limits)
     refs = ShardedRefs(index.weight_map, places, limits, open_source, open_file)
     return Catalog(refs, index.metadata, refs.close, refs.shards)
+
+
+def _url_beside(url: str, name: str) -> str:
+    return Address.of(url).sibling(name).url
 
 
 def _open_shard(

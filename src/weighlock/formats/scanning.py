@@ -5,7 +5,7 @@ a pickle from the scan. Knows where pickles may be; reads them with the same ine
 """
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -14,7 +14,13 @@ from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.npy import MAGIC, is_object, read_header
 from weighlock.formats.torch_legacy import after_storages, is_legacy
 from weighlock.formats.torch_names import is_known
-from weighlock.formats.zip_directory import LocalHeaders, Member, inflated, read_directory
+from weighlock.formats.zip_directory import (
+    LocalHeaders,
+    Member,
+    archives_in,
+    inflated,
+    read_directory,
+)
 from weighlock.formats.zip_members import member_place
 from weighlock.limits import Limits
 
@@ -56,7 +62,10 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
     first = bytearray(min(9, source.size))
     source.read_into(0, memoryview(first))
     if first[:4] == b"PK\x03\x04":
-        yield from _scan_archive(source, limits)
+        for archive in archives_in(source, limits):  # distributed checkpoints: one for each chunk
+            for finding in _scan_archive(archive, limits):
+                place = f"{archive.start:,}: {finding.place}" if archive.start else finding.place
+                yield replace(finding, place=place)
         return
     if first[8:9] == b"{":  # safetensors: its header's length may begin as a pickle does
         return

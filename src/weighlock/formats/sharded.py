@@ -6,7 +6,7 @@ Names are known from the index alone; a shard is opened when one of its tensors 
 import os
 import reprlib
 import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -34,8 +34,11 @@ if TYPE_CHECKING:
 __all__ = [
     "INDEX_NAME",
     "Index",
+    "OpenFile",
     "ShardedRefs",
     "build_index",
+    "check_plain",
+    "confined",
     "open_index",
     "read_index",
     "shard_name",
@@ -80,7 +83,7 @@ def open_index(
     """
     limits = limits or Limits()
     index = read_index(FileSource(path, hold=False), limits)
-    places = {name: _confined(path, name) for name in index.shards}
+    places = {name: confined(path, name) for name in index.shards}
     refs = ShardedRefs(index.weight_map, places, limits, open_shard)
     return Catalog(refs, index.metadata, refs.close, refs.shards)
 
@@ -120,13 +123,18 @@ def read_index(source: "Source", limits: Limits) -> Index:
     limits.check("tensors", len(weight_map), f"{label}: tensors in the index")
     index = Index(weight_map, metadata, bytes(raw))
     limits.check("shards", len(index.shards), f"{label}: files in the index")
-    for name in index.shards:
+    check_plain(index.shards, label)
+    return index
+
+
+def check_plain(names: Iterable[str], label: str) -> None:
+    """Raise `LayoutError` unless all are names of files, without a way to somewhere else."""
+    for name in names:
         if name in ("", ".", "..") or "/" in name or "\\" in name or "\0" in name:
             raise LayoutError(
                 f"names the shard {name!r}: shards lie beside their index, without a path",
                 source=label,
             )
-    return index
 
 
 def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]:
@@ -153,7 +161,7 @@ def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]
     }
 
 
-def _confined(index_path: str, name: str) -> str:
+def confined(index_path: str, name: str) -> str:
     """The path of a shard, which must be there and lie beside its index."""
     directory = os.path.dirname(os.path.abspath(index_path))
     path = os.path.join(directory, name)

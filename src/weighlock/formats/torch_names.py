@@ -89,6 +89,11 @@ _QSCHEMES = (
     *("per_channel_symmetric", "per_channel_affine_float_qparams"),
 )
 
+_DISTRIBUTED = (
+    *("Metadata", "TensorStorageMetadata", "BytesStorageMetadata", "ChunkStorageMetadata"),
+    *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
+)
+
 # What a checkpoint may name without anybody having to look: tensors, numbers, containers.
 _KNOWN = {
     *(("torch._utils", name) for name in _UTILS),
@@ -130,6 +135,10 @@ _KNOWN = {
     ("datetime", "datetime"),
     ("datetime", "date"),
     ("datetime", "timedelta"),
+    *(("torch.distributed.checkpoint.metadata", name) for name in _DISTRIBUTED),
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
+    ("torch.distributed._shard.metadata", "ShardMetadata"),
+    ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
 }
 
 

@@ -13,12 +13,21 @@ from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
 from weighlock.limits import Limits
+from weighlock.sources.window import Window
 from weighlock.tensors.spec import Span
 
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["DEFLATED", "LocalHeaders", "Member", "data_span", "inflated", "read_directory"]
+__all__ = [
+    "DEFLATED",
+    "LocalHeaders",
+    "Member",
+    "archives_in",
+    "data_span",
+    "inflated",
+    "read_directory",
+]
 
 codecs.lookup("cp437")  # imported now, not when a name asks for it
 
@@ -109,6 +118,36 @@ def _locate(source: "Source") -> tuple[int, Span]:
             source=source.label,
         )
     return count, Span(offset, size)
+
+
+def archives_in(source: "Source", limits: Limits) -> list[Window]:
+    """The archives of a row of them, one after another; the source itself, if it is only one.
+
+    Raises:
+        FormatError: something else than archives is there.
+    """
+    found: list[Window] = []
+    stop = source.size
+    while stop:
+        begin = _beginning(Window(source, 0, stop, source.label))
+        found.append(Window(source, begin, stop - begin, source.label))
+        limits.check("tensors", len(found), f"{source.label}: archives in a row")
+        stop = begin
+    return found[::-1]
+
+
+def _beginning(source: "Source") -> int:
+    """Where the archive begins whose end is the source's: its end record tells its length."""
+    tail = bytearray(min(source.size, _LOCATOR.size + _END.size))
+    source.read_into(source.size - len(tail), memoryview(tail))
+    at = len(tail) - _END.size
+    if at < 0 or tail[at : at + 4] != b"PK\5\6" or tail[-2:] != b"\0\0":
+        return 0  # with a comment, or no archive at all: reading it tells
+    _, _, _, _, _, size, offset, _ = _END.unpack_from(tail, at)
+    length = offset + size + _END.size
+    if tail[:4] == b"PK\6\7" and at == _LOCATOR.size:
+        length = _LOCATOR.unpack_from(tail)[2] + _END64.size + len(tail)
+    return source.size - length if length < source.size else 0
 
 
 def _zip64(

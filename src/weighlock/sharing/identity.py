@@ -11,9 +11,10 @@ import secrets
 from blake3 import blake3
 
 from weighlock.errors import DiskError, SourceError
+from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import FileSource
+from weighlock.sources.window import Window
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.stored import StoredRef
 
 __all__ = [
     "default_secret_path",
@@ -108,16 +109,19 @@ def token_in(path: str) -> str:
 
 def stable_id(key: bytes, path: str, catalog: Catalog) -> str:
     """The id of a share of these files as they are now."""
-    sources = {
-        ref.source.path: ref.source
-        for ref in catalog.values()
-        if isinstance(ref, StoredRef) and isinstance(ref.source, FileSource)
-    }
+    found = [_innermost(source) for ref in catalog.values() for source in ref.sources()]
+    sources = {source.path: source for source in found if isinstance(source, FileSource)}
     hasher = blake3(key=key)
     hasher.update(os.fsencode(os.path.abspath(path)))
     for name in sorted(sources):
         hasher.update(b"\0" + os.fsencode(name) + repr(sources[name].fingerprint).encode())
     return hasher.hexdigest(16)
+
+
+def _innermost(source: object) -> object:
+    while isinstance(source, (InflatedSource, Window)):
+        source = source.source
+    return source
 
 
 def stable_inbox_id(key: bytes, path: str) -> str:

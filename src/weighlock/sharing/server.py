@@ -33,7 +33,6 @@ from weighlock.sharing.share import Life, Outcome
 from weighlock.sharing.shared import Share
 from weighlock.sharing.tickets import check_name
 from weighlock.tensors.spec import TensorSpec
-from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import Digests
 from weighlock.transfer.kept import Kept
@@ -176,7 +175,7 @@ class Server(Lifetime):
             if snapshot:
                 contents.copy_memory()
             digests = Digests(contents)
-            if any(not isinstance(segment.ref, StoredRef) for segment in file.segments):
+            if pinned:  # what lies in files is hashed when it is asked for
                 digests.hash_all()
             share = Share(
                 Ticketing(self._key, share_id, f"{self.url}/s/{share_id}/model.safetensors"),

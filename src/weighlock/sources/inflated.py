@@ -30,10 +30,10 @@ class InflatedSource:
     """
 
     def __init__(self, source: "Source", start: int, length: int, size: int, label: str) -> None:
-        self._source = source
         self._start = start
         self._length = length
         self._lock = threading.Lock()
+        self.source = source
         self.size = size
         self.label = label
         self._closed = False
@@ -42,15 +42,15 @@ class InflatedSource:
     def __eq__(self, other: object) -> bool:
         return (
             isinstance(other, InflatedSource)
-            and self._source == other._source
+            and self.source == other.source
             and self._start == other._start
         )
 
     def __hash__(self) -> int:
-        return hash((self._source, self._start))
+        return hash((self.source, self._start))
 
     def __reduce__(self) -> tuple[object, ...]:
-        return InflatedSource, (self._source, self._start, self._length, self.size, self.label)
+        return InflatedSource, (self.source, self._start, self._length, self.size, self.label)
 
     def close(self) -> None:
         """Refuse further reads; the source below belongs to somebody else."""
@@ -89,7 +89,7 @@ class InflatedSource:
             packed = self._unpacker.unconsumed_tail
             if not packed and self._taken < self._length:
                 raw = bytearray(min(_CHUNK_BYTES, self._length - self._taken))
-                self._source.read_into(self._start + self._taken, memoryview(raw))
+                self.source.read_into(self._start + self._taken, memoryview(raw))
                 self._taken += len(raw)
                 packed = bytes(raw)
             try:

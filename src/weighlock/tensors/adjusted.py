@@ -34,6 +34,9 @@ class AdjustedRef(TensorRef):
     def identity(self) -> Hashable:
         return self.original.identity(), self.swap, self.conj, self.neg
 
+    def sources(self) -> Iterator[object]:
+        yield from self.original.sources()
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         for piece in self.original.pieces(max_bytes):
             values = np.frombuffer(piece, np.uint8).view(self.dtype.numpy)

@@ -143,6 +143,10 @@ class TensorRef(ABC):
         """The tensor's bytes as a safetensors file holds them, if they lie so in memory."""
         return None
 
+    def sources(self) -> Iterator[object]:
+        """What the tensor is read from; nothing for one that lies in memory."""
+        yield from ()
+
     @abstractmethod
     def _slice(self, index: Index) -> Array: ...
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex
 
-__all__ = ["Index", "Piece", "narrow", "plan"]
+__all__ = ["Index", "Piece", "expand", "narrow", "plan"]
 
 Index: TypeAlias = (
     "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
@@ -41,7 +41,7 @@ def narrow(layout: Layout, index: Index) -> Layout:
     Raises:
         IndexError: out of range, too many indices, or a kind of index that needs a loaded array.
     """
-    keys = _expand(index if isinstance(index, tuple) else (index,), len(layout.shape))
+    keys = expand(index, len(layout.shape))
     start = layout.start
     shape: list[int] = []
     strides: list[int] = []
@@ -61,8 +61,9 @@ def narrow(layout: Layout, index: Index) -> Layout:
     return Layout(start, tuple(shape), tuple(strides))
 
 
-def _expand(keys: tuple[object, ...], rank: int) -> "list[SupportsIndex | slice]":
+def expand(index: Index, rank: int) -> "list[SupportsIndex | slice]":
     """One key per dimension, with the ellipsis and what was left out filled in."""
+    keys = index if isinstance(index, tuple) else (index,)
     before: list[SupportsIndex | slice] = []
     after: list[SupportsIndex | slice] | None = None
     for key in keys:

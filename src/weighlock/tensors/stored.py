@@ -93,6 +93,9 @@ class StoredRef(TensorRef):
         start = self.span.offset * 8 + layout.start * self.dtype.bits
         return self.source, start, self.shape, layout.strides, self.dtype
 
+    def sources(self) -> Iterator[object]:
+        yield self.source
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         span = self.contiguous_span
         if span is None:

@@ -18,7 +18,6 @@ from weighlock.errors import SourceError
 from weighlock.limits import Budget, Limits
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import FileSource
-from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span
@@ -172,7 +171,7 @@ class Contents:
         """
         for segment in self.file.segments:
             ref = segment.ref
-            if not isinstance(ref, StoredRef) and ref.memory() is None:
+            if _is_in_memory(ref) and ref.memory() is None:
                 with self._gathering:
                     self._lay_down(segment.span.offset, ref)
 
@@ -241,9 +240,7 @@ class Contents:
 
 
 def _is_in_memory(ref: TensorRef) -> bool:
-    while isinstance(ref, AdjustedRef):
-        ref = ref.original
-    return not isinstance(ref, StoredRef)
+    return next(ref.sources(), None) is None
 
 
 class _Room:
