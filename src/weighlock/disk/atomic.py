@@ -67,7 +67,8 @@ class AtomicFile(Lifetime):
         self._durable = durable
         self._staged = staged
         self._pid = os.getpid()
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may discard what its own thread is just writing.
+        self._lock = threading.RLock()
         self._state = _State.OPEN
         self._users = 0
         self._fd = -1
@@ -217,9 +218,10 @@ class AtomicFile(Lifetime):
             NotDurable: an fsync failed. Only if that was the directory's is the file in place.
         """
         with self._lock:
-            if self._state is not _State.OPEN:
-                raise DiskError(f"{self.path}: was already committed or discarded")
-            self._state = _State.COMMITTING
+            before, self._state = self._state, _State.COMMITTING
+            if before is not _State.OPEN:
+                self._state = before
+                raise self._over()
         try:
             self._commit()
         finally:
@@ -249,10 +251,10 @@ class AtomicFile(Lifetime):
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
         with self._lock:
-            if self._state is not _State.OPEN:
-                raise DiskError(f"{self.path}: was already committed or discarded")
-            self._users += 1
+            self._users += 1  # first: who discards from now on leaves the descriptor open
         try:
+            if self._state is not _State.OPEN:
+                raise self._over()
             yield
         finally:
             with self._lock:
@@ -260,6 +262,9 @@ class AtomicFile(Lifetime):
                 gone = self._is_gone and not self._users
             if gone:
                 self._remove()
+
+    def _over(self) -> DiskError:
+        return DiskError(f"{self.path}: was already committed or discarded")
 
     @property
     def _is_gone(self) -> bool:

@@ -201,7 +201,8 @@ class ShardedRefs(Mapping[str, TensorRef]):
         self._open_file = open_file
         self._shards: dict[str, Catalog] = {}
         self._closed = False
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may ask for a tensor while its own thread opens a shard.
+        self._lock = threading.RLock()
         self._pid = os.getpid()
 
     def __reduce__(self) -> "tuple[Callable[..., ShardedRefs], tuple[object, ...]]":
@@ -242,10 +243,10 @@ class ShardedRefs(Mapping[str, TensorRef]):
             for catalog in self._shards.values():
                 catalog.close()
 
-    def _guard(self) -> threading.Lock:
+    def _guard(self) -> threading.RLock:
         # See FileSource: a lock may have been held by a thread that a fork left behind.
         if self._pid != os.getpid():
-            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._lock, self._pid = threading.RLock(), os.getpid()
         return self._lock
 
     def _open(self, shard: str) -> Catalog:
@@ -256,7 +257,9 @@ class ShardedRefs(Mapping[str, TensorRef]):
             if shard not in self._shards:
                 if self._closed:
                     raise SourceError(f"{self._places[shard]}: used after it was closed")
-                self._shards[shard] = self._open_new(shard)
+                opened = self._open_new(shard)
+                if self._shards.setdefault(shard, opened) is not opened:
+                    opened.close()  # a signal handler was faster
             return self._shards[shard]
 
     def _open_new(self, shard: str) -> Catalog:

@@ -215,7 +215,8 @@ class _Use:
     __slots__ = ("lock", "readers")
 
     def __init__(self) -> None:
-        self.lock = threading.Lock()
+        # Reentrant: a signal handler may read what its own thread is just reading.
+        self.lock = threading.RLock()
         self.readers = 0
 
 

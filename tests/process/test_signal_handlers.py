@@ -1,0 +1,89 @@
+"""A signal handler uses what its own thread is using: it may save, read or give up, and ends.
+
+A scheduler that takes a machine away says so by a signal, and handlers save a checkpoint then. The
+signal is raised at every line of the module that holds a lock, in a process of its own that is
+ended if it waits for itself.
+"""
+
+import pytest
+
+PROGRAM = """
+import faulthandler, os, signal, sys
+import numpy as np
+import weighlock
+from weighlock.disk import atomic
+from weighlock.formats import sharded
+from weighlock.sources import local
+
+what, path = sys.argv[1:]
+faulthandler.dump_traceback_later(30, exit=True)
+module = {"discard": atomic, "read": local, "open a shard": sharded}[what]
+tensors = {"a": np.ones(4), "b": np.ones(4)}
+weighlock.save(path + "/one.safetensors", tensors)
+weighlock.save(path + "/many", tensors, max_shard_bytes=32)
+
+
+def at_line(number):
+    seen = 0
+
+    def trace(frame, event, arg):
+        nonlocal seen
+        if frame.f_code.co_filename != module.__file__:
+            return None
+        if event == "line":
+            seen += 1
+            if seen == number:
+                signal.raise_signal(signal.SIGUSR1)
+        return trace
+
+    return trace, lambda: seen
+
+
+def discarded():
+    new = path + "/new.safetensors"
+    writer = weighlock.Writer(new, [("a", "F64", (4,))])
+    signal.signal(signal.SIGUSR1, lambda *_: writer.discard())
+    try:
+        yield
+        writer.write("a", tensors["a"])
+        writer.finish()
+    except weighlock.WeighlockError:
+        assert not os.path.exists(new)
+    else:
+        assert weighlock.open(new)["a"].load().all()
+        os.unlink(new)
+    assert not [name for name in os.listdir(path) if ".part-" in name]
+
+
+def read(name):
+    with weighlock.open(path + name) as catalog:
+        signal.signal(signal.SIGUSR1, lambda *_: catalog["b"].load())
+        yield
+        assert catalog["a"].load().all() and catalog["b"].load().all()
+        yield
+
+
+lines = 0
+while True:
+    lines += 1
+    steps = {
+        "discard": discarded,
+        "read": lambda: read("/one.safetensors"),
+        "open a shard": lambda: read("/many"),
+    }[what]()
+    next(steps)
+    trace, seen = at_line(lines)
+    sys.settrace(trace)
+    next(steps, None)
+    sys.settrace(None)
+    next(steps, None)
+    if seen() < lines:
+        break
+print(lines)
+"""
+
+
+@pytest.mark.parametrize("what", ["discard", "read", "open a shard"])
+def test_a_handler_never_waits_for_the_thread_it_interrupts(what, tmp_path, run_python):
+    done = run_python(PROGRAM, what, tmp_path)
+    assert int(done.stdout) > 20  # it was raised in the midst of things
