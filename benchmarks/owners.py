@@ -129,12 +129,20 @@ def _weighlock_file(path):
     return {"url": weighlock.Server().share(weighlock.open(path)).url}
 
 
+def _inbox(directory):
+    import weighlock
+
+    inbox = weighlock.Server().inbox("a", into=os.path.join(directory, "in"), durable=False)
+    return {"url": inbox.url_for("a")}
+
+
 KINDS = {
     "weighlock-file": lambda _, path: _weighlock_file(path),
     "raw": lambda arrays, place: _raw(arrays, place, tls=False),
     "raw-tls": lambda arrays, place: _raw(arrays, place, tls=True),
     "weighlock": lambda arrays, place: _weighlock(arrays, place, tls=False),
     "weighlock-tls": lambda arrays, place: _weighlock(arrays, place, tls=True),
+    "inbox": lambda arrays, place: _inbox(place),
     "nvflare": lambda arrays, place: _nvflare(arrays, place, tls=False),
 }
 
