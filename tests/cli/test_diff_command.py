@@ -124,10 +124,8 @@ def test_the_largest_difference_is_exact(diff):
         left, right, largest, elements = LARGEST[int(change["name"])]
         assert change["kind"] == "data"
         assert change["elements"] == elements, (left, right)
-        if math.isinf(largest):
-            assert change["largest"] in (None, "inf", "Infinity", math.inf)  # not a JSON number
-        else:
-            assert change["largest"] == float(largest), (left, right)
+        expected = "Infinity" if math.isinf(largest) else float(largest)  # JSON has no such number
+        assert change["largest"] == expected, (left, right)
 
 
 def test_nan_on_one_side_is_the_largest_difference_there_is(diff, tmp_path, weighlock_command):
@@ -135,11 +133,26 @@ def test_nan_on_one_side_is_the_largest_difference_there_is(diff, tmp_path, weig
     after = {"a": np.array([2, NAN, NAN, NAN], np.float32)}
     change = only(diff(before, after))
     assert change["elements"] == 2
-    assert not isinstance(change["largest"], int | float) or math.isnan(change["largest"])
+    assert change["largest"] == "NaN"
     said = succeeded(
         weighlock_command("diff", tmp_path / "a.safetensors", tmp_path / "b.safetensors")
     )
     assert "2 elements differ by up to nan" in said
+
+
+def test_f6_is_told_apart_but_not_measured(tmp_path, weighlock_command):
+    def packed(name, data):
+        spec = {"dtype": "F6_E2M3", "shape": [4], "data_offsets": [0, 3]}
+        header = json.dumps({"a": spec, "b": {**spec, "data_offsets": [3, 6]}}).encode()
+        (tmp_path / name).write_bytes(len(header).to_bytes(8, "little") + header + data)
+        return tmp_path / name
+
+    files = packed("x.safetensors", b"abcdef"), packed("y.safetensors", b"abcdeg")
+    facts = json.loads(succeeded(weighlock_command("diff", *files, "--json")))
+    change = only(facts)
+    assert (facts["same"], change["name"], change["kind"]) == (1, "b", "data")
+    assert (change["largest"], change["elements"]) == (None, None)
+    assert "F6_E2M3 [4], packed bytes differ" in succeeded(weighlock_command("diff", *files))
 
 
 def test_the_same_nan_is_no_difference(diff):

@@ -4,12 +4,14 @@ Exit codes: 0 success, 1 a reported error (one line on stderr), 2 wrong usage, 1
 signal n.
 """
 
+import contextlib
 import importlib
 import os
 import signal
 import sys
+from collections.abc import Iterator
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import click
 
@@ -25,8 +27,20 @@ _VERBS = (
 )
 
 
+class _ReaderGone(Exception):
+    """Whoever read our output has gone, as `| head` does. No OSError: click would exit with 1."""
+
+
 class _Verbs(click.Group):
     """Loads the module of a verb when it is called: `weighlock ls` does not import the demo."""
+
+    def make_context(self, *args: Any, **options: Any) -> click.Context:  # prints --help
+        with _broken_pipes():
+            return super().make_context(*args, **options)
+
+    def invoke(self, ctx: click.Context) -> Any:
+        with _broken_pipes():
+            return super().invoke(ctx)
 
     def list_commands(self, ctx: click.Context) -> list[str]:
         return list(_VERBS)
@@ -44,21 +58,30 @@ def _weighlock() -> None:
     """Look into model weights, check, convert and move them, holding a few megabytes."""
 
 
+@contextlib.contextmanager
+def _broken_pipes() -> Iterator[None]:
+    try:
+        yield
+    except BrokenPipeError as error:
+        raise _ReaderGone from error
+
+
 def main() -> NoReturn:
     """Run the command and exit."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     try:
         code = _weighlock.main(standalone_mode=False)
-        if sys.stdout is not None:  # None if the caller closed it: `>&-`
-            sys.stdout.flush()
+        with _broken_pipes():
+            if sys.stdout is not None:  # None if the caller closed it: `>&-`
+                sys.stdout.flush()
     except click.ClickException as error:
         error.show()
         code = error.exit_code
     except (click.Abort, KeyboardInterrupt):
         code = 128 + signal.SIGINT
-    except BrokenPipeError:
-        # The reader of our output has gone (`| head`). Python would complain about it at exit.
+    except _ReaderGone:
+        # What is still in the buffer goes nowhere: Python would complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except (WeighlockError, OSError, MemoryError) as error:

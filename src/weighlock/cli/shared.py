@@ -79,9 +79,9 @@ def print_notes(catalog: Catalog) -> None:
 
 
 def _jsonable(value: object) -> object:
-    """The value with null for what JSON has no number for."""
+    """The value with "NaN", "Infinity" or "-Infinity" for what JSON has no number for."""
     if isinstance(value, float):
-        return value if math.isfinite(value) else None
+        return value if math.isfinite(value) else json.dumps(value)
     if isinstance(value, dict):
         return {key: _jsonable(item) for key, item in value.items()}
     return [_jsonable(item) for item in value] if isinstance(value, (list, tuple)) else value
