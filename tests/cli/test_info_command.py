@@ -44,6 +44,7 @@ def test_a_sharded_model(tmp_path, weighlock_command):
     facts = json.loads(succeeded(weighlock_command("info", tmp_path / "model", "--json")))
     assert facts["tensors"] == 7
     assert facts["bytes"] == 128 + 3 * 80
+    assert facts["metadata"] == {"total_size": "368", "step": "7"}
     shards = facts["shards"]
     assert list(shards) == sorted(shards)
     assert sum(shard["tensors"] for shard in shards.values()) == 7

@@ -327,6 +327,11 @@ def test_f6_comes_as_packed_bytes():
         assert ref.load().tobytes() == data
         assert ref.load().dtype == np.uint8
         assert ref.load(out=np.zeros(24, np.uint8)).tobytes() == data
+        tensor = torch.zeros(24, dtype=torch.uint8)  # as ref.torch() gives it
+        ref.load(out=tensor)
+        assert bytes(tensor.numpy()) == data
+        with pytest.raises(LayoutError, match=r"out= is U8 \[23\]"):
+            ref.load(out=tensor[1:])
         buffer = bytearray(24)
         ref.load(out=buffer)
         assert buffer == data

@@ -8,7 +8,14 @@ import torch
 from unit_samples import header_of, quick_collections, same_bits, sample
 
 import weighlock
-from weighlock.errors import DiskError, HeaderError, LayoutError, NoSpace, WeighlockError
+from weighlock.errors import (
+    DiskError,
+    HeaderError,
+    LayoutError,
+    NoSpace,
+    UnsupportedDType,
+    WeighlockError,
+)
 from weighlock.tensors.ref import ArrayRef
 
 __all__ = ["quick_collections"]  # a fixture of this module
@@ -425,3 +432,29 @@ print("fine")
 
 def test_two_hundred_shards_need_few_descriptors(tmp_path, run_python):
     assert run_python(FEW_DESCRIPTORS, tmp_path).stdout == "fine\n"
+
+
+def test_shards_say_what_is_wrong_and_not_where_they_were_staged(path):
+    def wrong(tensors):
+        with pytest.raises(LayoutError) as caught:
+            weighlock.save(path, tensors, specs=SPECS, max_shard_bytes=64)
+        assert not path.exists()
+        return str(caught.value)
+
+    pairs = list(ARRAYS.items())
+    assert wrong([*pairs, pairs[0]]) == "tensor 'embed' came twice"  # its shard is finished
+    assert wrong([pairs[0], pairs[0]]) == "tensor 'embed' came twice"
+    assert wrong(pairs[1:]) == f"{path}: tensor 'embed' was never written"
+    assert wrong([]) == f"{path}: tensor 'embed' and 4 more was never written"
+
+
+def test_another_way_to_write_tied_tensors_is_refused(path):
+    with pytest.raises(LayoutError, match="tied='once'"):
+        weighlock.save(path, ARRAYS, tied="once")
+    assert not path.exists()
+
+
+def test_a_dtype_that_cannot_be_announced_is_refused_by_name(path):
+    with pytest.raises(UnsupportedDType, match="tensor 'a': dtype 'F99'"):
+        weighlock.save(path, {}, specs=[("a", "F99", (2,))])
+    assert not path.exists()

@@ -8,6 +8,7 @@ import msgspec
 import weighlock
 from weighlock.cli.shared import json_option, label, print_json, print_notes, weights
 from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
+from weighlock.formats.save import own_metadata
 from weighlock.tensors.catalog import Catalog
 
 __all__ = ["command"]
@@ -55,7 +56,8 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
             name: {"tensors": len(shard), "bytes": shard.nbytes}
             for name, shard in catalog.shards().items()
         },
-        "metadata": dict(catalog.metadata),
+        # Of a sharded model, what its index says and what its files say alike.
+        "metadata": {**catalog.metadata, **own_metadata(catalog)},
         "unreadable": dict(catalog.unreadable),
         "extras": as_json_value(catalog.extras),
     }

@@ -5,6 +5,7 @@ header; how a file is written without holding it is `writer`'s.
 """
 
 import re
+import reprlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -185,8 +186,8 @@ def _entry(name: str, value: object, source: str) -> _Entry:
 
 
 def _short(value: object) -> str:
-    # Only the outermost level, cut: a hostile value must not make a long message.
-    text = f"a list of {len(value)}" if isinstance(value, list) else repr(value)
+    # Bounded in depth, length and digits: a hostile value must not make a long message.
+    text = reprlib.repr(value)
     return text if len(text) <= 60 else text[:57] + "..."
 
 
@@ -233,10 +234,9 @@ def _check_tiling(extents: list[tuple[int, int, str]], data_bytes: int, label: s
     for begin, end, name in extents:
         if begin != reached:
             what = "overlaps" if begin < reached else "leaves a hole after"
-            other = f"tensor {previous!r}" if previous is not None else "the start of the data"
+            before = f" tensor {previous!r}, which ends at" if previous is not None else " byte"
             raise LayoutError(
-                f"tensor {name!r} starts at {begin:,} and {what} {other}, "
-                f"which ends at {reached:,}",
+                f"tensor {name!r} starts at {begin:,} and {what}{before} {reached:,}",
                 source=label,
             )
         reached, previous = end, name

@@ -81,8 +81,8 @@ def save(
         durable: survive a power loss once this returns.
         tied: tensors of a mapping that are the same view of the same memory are written once for
             each name (`"copy"`) or once, with the other names in the metadata (`"alias"`).
-        max_shard_bytes: write `model-00001-of-0000N.safetensors` files of at most this size, a
-            larger tensor in a file of its own, and their index.
+        max_shard_bytes: write `model-00001-of-0000N.safetensors` files with at most so many bytes
+            of tensors each, a larger tensor in a file of its own, and their index.
         progress: called after each step with the bytes it wrote.
         limits: bounds of the header.
 
@@ -95,6 +95,8 @@ def save(
         On any exception the destination is untouched and nothing lies beside it.
     """
     limits = limits or Limits()
+    if tied not in ("copy", "alias"):
+        raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
     if isinstance(tensors, Catalog) and metadata is None:
         metadata = own_metadata(tensors)
     beside = check_metadata(metadata)

@@ -52,6 +52,7 @@ class PlannedShards(Lifetime):
             twice = next(name for name in names if names.count(name) > 1)
             raise LayoutError(f"tensor {twice!r} is named twice")
         self._left = [len(group) for group in self._groups]
+        self._missing = dict.fromkeys(self._shard_of)
         self._writers: dict[int, Writer] = {}
         self.total_bytes = sum(spec.nbytes for spec in specs)
 
@@ -75,6 +76,9 @@ class PlannedShards(Lifetime):
             number = self._shard_of.get(ref.name)
             if number is None:
                 raise LayoutError(f"tensor {ref.name!r} was not announced in specs")
+            if ref.name not in self._missing:
+                raise LayoutError(f"tensor {ref.name!r} came twice")
+            del self._missing[ref.name]
             by_shard.setdefault(number, []).append(ref)
         for number, members in by_shard.items():
             writer = self._writer(number)
@@ -84,9 +88,15 @@ class PlannedShards(Lifetime):
                 writer.finish()
 
     def _finish_rest(self) -> None:
-        for number, left in enumerate(self._left):
-            if left or not self._groups[number]:
-                self._writer(number).finish()  # says which tensor is missing
+        if self._missing:
+            more = f" and {len(self._missing) - 1} more" if len(self._missing) > 1 else ""
+            raise LayoutError(
+                f"{self._directory.path}: tensor {next(iter(self._missing))!r}{more} was never "
+                "written"
+            )
+        for number, group in enumerate(self._groups):
+            if not group:
+                self._writer(number).finish()  # a model without tensors is one empty file
 
     def _writer(self, number: int) -> Writer:
         if number not in self._writers:

@@ -8,7 +8,7 @@ import math
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeAlias
 
-from weighlock.errors import LayoutError
+from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.tensors.dtypes import DType
 
 if TYPE_CHECKING:
@@ -75,7 +75,10 @@ class TensorSpec:
         if isinstance(value, cls):
             return value
         name, dtype, shape = value  # type: ignore[misc]
-        return cls(name, DType.of(dtype), tuple(shape))
+        try:
+            return cls(name, DType.of(dtype), tuple(shape))
+        except UnsupportedDType as error:
+            raise UnsupportedDType(f"tensor {name!r}: {error}") from error
 
     @property
     def size(self) -> int:
