@@ -371,6 +371,14 @@ def test_limit_rate(share, tmp_path, weighlock_command):
         assert "Traceback" not in result.stderr
 
 
+def test_facts_about_a_share_do_not_tell_its_id(share, weighlock_command):
+    secret = share.url.partition("/s/")[2].partition("/")[0]
+    for words in (["diff", share.url, share.url], ["verify", share.url], ["info", share.url]):
+        result = weighlock_command(*words, "--json")
+        json.loads(succeeded(result))
+        assert secret not in result.stdout + result.stderr, words
+
+
 def test_headers_are_sent_and_not_shown(model, tmp_path, weighlock_command):
     def behave(request, content):
         wanted = {"authorization": "Bearer hunter2", "x-from-file": "a: b"}
