@@ -69,6 +69,13 @@ def deep(head, count=100_000):
     return msgspec.msgpack.encode(tree(msgspec.Raw(head * count + b"\xc0")))
 
 
+def one_hash(count, *after):
+    """Tuples that Python hashes alike, each followed by `after`: hashes of ints wrap around."""
+    alike = [n * (2**61 - 1) for n in range(8)]
+    digits = [[number >> 3 * place & 7 for place in range(6)] for number in range(count)]
+    return [x for row in digits for x in (mark(1, *(alike[digit] for digit in row)), *after)]
+
+
 HOSTILE = {
     "empty": (b"", "too few"),
     "a head only": (message(b""), "not one value"),
@@ -129,6 +136,33 @@ HOSTILE = {
     "a dict with a key twice": (message(tree(mark(4, 1, 2, 1, 3))), "twice"),
     "a dict with half a pair": (message(tree(mark(4, 1))), "without a value"),
     "a dict with a list as key": (message(tree(mark(4, [1], 2))), "cannot be one"),
+    "a set in another order": (message(tree(mark(2, 2, 1))), "order of its encodings"),
+    "a dict that could be a map": (message(tree(mark(4, "a", 1))), "not written as a map"),
+    "a dict of nothing": (message(tree(mark(4))), "not written as a map"),
+    "long bytes in the tree": (message(tree([bytes(4096)])), "not in a segment"),
+    "short bytes in a segment": (
+        message(
+            tensors(("bytes", "U8", [1], None, None), root=Ext(4, b"\0"), urls=[], sizes=[]), b"x"
+        ),
+        "4,096 and more",
+    ),
+    "bytes of another name": (
+        message(
+            tensors(("b", "U8", [4096], None, None), root=Ext(4, b"\0"), urls=[], sizes=[]),
+            bytes(4096),
+        ),
+        "named 'bytes'",
+    ),
+    "a name that goes unsaid": (message(tensors(ROW, root={"a": Ext(3, b"\0")})), "unsaid"),
+    "a place whose path is too long to write": (
+        message(tree(mark(4, mark(5, b"\x7f" * 4000), mark(99)))),
+        "at $[<int>]",
+    ),
+    "keys of one hash": (message(tree(mark(4, *one_hash(101, 1)))), "share one hash"),
+    "a set of one hash": (
+        message(tree(mark(2, *sorted(one_hash(60_000), key=msgspec.msgpack.encode)))),
+        "share one hash",
+    ),
     "a short int as a long one": (message(tree(mark(5, b"\1"))), "INT"),
     "an int of nothing": (message(tree(mark(5))), "INT"),
     "a complex of texts": (message(tree(mark(6, "1", "2"))), "COMPLEX"),
@@ -194,7 +228,11 @@ HOSTILE = {
     ),
     "one share of two sizes": (
         message(tensors(ROW, ("b", "F32", [2], 1, 0), urls=[URL, URL], sizes=[1000, 2000])),
-        "do not fit together",
+        "one owner twice",
+    ),
+    "one share twice": (
+        message(tensors(ROW, ("b", "F32", [2], 1, 200), urls=[URL, URL], sizes=[1000, 1000])),
+        "one owner twice",
     ),
     "a share without a URL": (message(tensors(ROW, urls=[""])), "not sealed"),
     "a share of text": (message(tensors(ROW, sizes=["x"])), "not that of a message"),
@@ -264,7 +302,7 @@ def large_message():
     return pack(obj).seal(URL)
 
 
-def objects_among(body, changes):
+def objects_among(body, changes, check=unpack):
     """How many changed bodies are still messages; all others raise an error of ours."""
     count = 0
     changed = bytearray(body)
@@ -273,7 +311,7 @@ def objects_among(body, changes):
             for change in changes:
                 changed[position] = body[position] ^ change
                 try:
-                    unpack(changed)
+                    check(changed)
                     count += 1
                 except WeighlockError:
                     pass
@@ -285,7 +323,11 @@ def objects_among(body, changes):
 def test_every_change_of_one_byte_is_an_object_or_an_error_of_ours():
     body = small_message()
     assert len(body) < 350
-    assert 0 < objects_among(body, range(1, 256)) < 255 * len(body)
+
+    def has_one_encoding(changed):
+        assert pack(unpack(changed)).seal() == changed
+
+    assert 0 < objects_among(body, range(1, 256), has_one_encoding) < 255 * len(body)
 
 
 def test_some_changes_of_every_byte_of_all_that_travels():

@@ -4,22 +4,27 @@ Every node is checked before it becomes a value: marks, keys, names against the 
 of the table become is `table`'s.
 """
 
+import itertools
 from typing import Any
 
-from msgspec.msgpack import Ext
+from msgspec.msgpack import Ext, encode
 
 from weighlock.errors import FormatError, MessageError, MessageInvalid, WeighlockError
 from weighlock.messages.codecs import Registry
 from weighlock.messages.leaves import value_of
-from weighlock.messages.paths import path_of
+from weighlock.messages.paths import path_of, shown
 from weighlock.messages.table import Tensors
-from weighlock.messages.wire import PLAIN, Kind, Place, kind_of, number_of
+from weighlock.messages.wire import PLAIN, RAW_BYTES, Kind, Place, kind_of, number_of
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
 
 __all__ = ["Build"]
 
-_FINISHED = PLAIN | {int, bytes}
+_FINISHED = PLAIN | {int}
+
+_ALIKE = 100
+"""Keys of one dict or set that may share a hash. Anybody can make as many numbers and tuples of one
+hash as he likes, and each is compared with all before it; values that are not made so share few."""
 
 
 class Build:
@@ -50,6 +55,10 @@ class Build:
     def _value(self, node: object) -> object:
         kind = type(node)
         if kind in _FINISHED:
+            return node
+        if isinstance(node, bytes):
+            if len(node) >= RAW_BYTES:
+                raise MessageInvalid(f"{len(node):,} bytes stand in the tree, not in a segment")
             return node
         if isinstance(node, list):
             if node and type(node[0]) is Ext and node[0].code == Place.MARK:
@@ -108,11 +117,13 @@ class Build:
         return value_of(kind, nodes)
 
     def _set(self, kind: Kind, nodes: list[Any]) -> object:
+        if any(left > right for left, right in itertools.pairwise(map(encode, nodes))):
+            raise MessageInvalid("a set is not in the order of its encodings")
         values = self._list(nodes)
-        try:
-            found = frozenset(values) if kind is Kind.FROZENSET else set(values)
-        except TypeError as error:
-            raise MessageInvalid(f"a set holds what cannot be in one: {error}") from error
+        hashes: dict[int, int] = {}
+        for value in values:
+            _count_hash(value, hashes, "a set holds what cannot be in one")
+        found = frozenset(values) if kind is Kind.FROZENSET else set(values)
         if len(found) != len(values):
             raise MessageInvalid("a set holds a value twice")
         return found
@@ -120,19 +131,19 @@ class Build:
     def _pairs(self, nodes: list[Any]) -> dict[Any, Any]:
         if len(nodes) % 2:
             raise MessageInvalid("a dict has a key without a value")
-        found = {}
+        found: dict[Any, Any] = {}
+        hashes: dict[int, int] = {}
         self._steps.append(None)
         for number in range(0, len(nodes), 2):
             key = self._value(nodes[number])
-            try:
-                hash(key)
-            except TypeError as error:
-                raise MessageInvalid(f"a dict has a key that cannot be one: {error}") from error
+            _count_hash(key, hashes, "a dict has a key that cannot be one")
             self._steps[-1] = key
             found[key] = self._value(nodes[number + 1])
         self._steps.pop()
         if 2 * len(found) != len(nodes):
             raise MessageInvalid("a dict has a key twice")
+        if all(type(key) is str for key in found):
+            raise MessageInvalid("a dict whose keys are all text is not written as a map")
         return found
 
     def _catalog(self, nodes: list[Any]) -> Catalog:
@@ -167,7 +178,22 @@ class Build:
         except WeighlockError:
             raise
         except Exception as error:
-            raise MessageInvalid(f"{name!r} refused what came: {error!r:.200}") from error
+            raise MessageInvalid(f"{name!r} refused what came: {shown(error, 200)}") from error
         if type(value) is not codec.type:
             raise MessageInvalid(f"{name!r} gave a {type(value).__name__}")
         return value
+
+
+def _count_hash(value: object, hashes: dict[int, int], trouble: str) -> None:
+    """Count how many values there are of each hash.
+
+    Raises:
+        MessageInvalid: this one has none, or shares it with more than chance explains.
+    """
+    try:
+        code = hash(value)
+    except TypeError as error:
+        raise MessageInvalid(f"{trouble}: {error}") from error
+    hashes[code] = alike = hashes.get(code, 0) + 1
+    if alike > _ALIKE:
+        raise MessageInvalid(f"more than {_ALIKE} keys are made to share one hash")

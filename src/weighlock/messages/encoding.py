@@ -19,7 +19,7 @@ from weighlock.limits import Limits
 from weighlock.messages.codecs import Registry, refuse
 from weighlock.messages.leaves import leaf_of
 from weighlock.messages.paths import dotted, path_of
-from weighlock.messages.wire import PLAIN, Kind, Place, mark, tensor_node
+from weighlock.messages.wire import PLAIN, RAW_BYTES, RAW_NAME, Kind, Place, mark, tensor_node
 from weighlock.tensors.arrays import SlicedArray, byte_view, empty
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
@@ -29,9 +29,6 @@ from weighlock.tensors.stored import StoredRef
 from weighlock.tensors.torch import is_tensor
 
 __all__ = ["Row", "Walk"]
-
-_RAW_BYTES = 4096
-"""Bytes objects from this size on become segments: a tree is for small things."""
 
 _LONGEST_NAME = 1000
 """Keys longer than this do not become names of tensors."""
@@ -185,12 +182,12 @@ class Walk:
         return node
 
     def _bytes(self, value: bytes) -> object:
-        if len(value) < _RAW_BYTES:
+        if len(value) < RAW_BYTES:
             return value
         number = self._numbers.get(id(value))
         if number is None:
-            spec = TensorSpec("bytes", "U8", (len(value),))  # type: ignore[arg-type]
-            number = self._numbers[id(value)] = self._add(value, Row("bytes", spec, None, 0))
+            spec = TensorSpec(RAW_NAME, "U8", (len(value),))  # type: ignore[arg-type]
+            number = self._numbers[id(value)] = self._add(value, Row(RAW_NAME, spec, None, 0))
             self.segments.append(memoryview(value))
         return tensor_node(Place.BYTES, number)
 

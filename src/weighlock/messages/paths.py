@@ -2,9 +2,11 @@
 
 from collections.abc import Iterable
 
-__all__ = ["dotted", "path_of"]
+__all__ = ["dotted", "path_of", "shown"]
 
 _LONGEST = 60
+_LONG_BITS = 8192
+"""Python writes longer ints in hexadecimal only."""
 
 
 def path_of(steps: Iterable[object]) -> str:
@@ -15,8 +17,16 @@ def path_of(steps: Iterable[object]) -> str:
 def _shown(step: object) -> str:
     if isinstance(step, str) and step.isidentifier() and len(step) <= _LONGEST:
         return f".{step}"
-    text = repr(step)
-    return f"[{text if len(text) <= _LONGEST else text[: _LONGEST - 1] + '…'}]"
+    return f"[{shown(step, _LONGEST)}]"
+
+
+def shown(value: object, longest: int) -> str:
+    """What a value looks like, for an error: whatever it is, this gives a text."""
+    try:
+        text = repr(value)
+    except Exception:  # Python writes no int of more than 4,300 digits, wherever it is held
+        text = f"<{type(value).__name__}>"
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 def dotted(steps: Iterable[object]) -> str:
@@ -30,4 +40,6 @@ def _text(step: object) -> str:
         return f"{{{', '.join(sorted(map(_text, step)))}}}"
     if isinstance(step, tuple):
         return f"({', '.join(map(_text, step))})"
+    if isinstance(step, int):
+        return str(step) if step.bit_length() <= _LONG_BITS else hex(step)
     return str(step)

@@ -13,7 +13,7 @@ import numpy as np
 
 from weighlock.errors import MessageInvalid
 from weighlock.limits import Limits
-from weighlock.messages.wire import ALIGNMENT, Envelope
+from weighlock.messages.wire import ALIGNMENT, RAW_BYTES, RAW_NAME, Envelope
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
@@ -50,10 +50,10 @@ class Tensors:
         stored = sum(owner is not None for owner in envelope.owners)
         if any(len(column) != rows for column in columns) or len(envelope.offsets) != stored:
             raise MessageInvalid("the columns of the table of tensors are not of one length")
-        if len(envelope.urls) != len(envelope.sizes) or len(set(envelope.urls)) < len(
-            set(zip(envelope.urls, envelope.sizes, strict=True))
-        ):
-            raise MessageInvalid("the columns of the table of owners do not fit together")
+        if len(envelope.urls) != len(envelope.sizes):
+            raise MessageInvalid("the columns of the table of owners are not of one length")
+        if len(set(envelope.urls)) < len(envelope.urls):
+            raise MessageInvalid("the table names one owner twice")
         if not all(envelope.urls):
             raise MessageInvalid("the message was not sealed: a share has no URL")
         limits.check("tensors", rows, "tensors of a message")
@@ -85,6 +85,10 @@ class Tensors:
         spec, span, owner = self._row(number, None)
         if owner is not None or spec.dtype is not DType.U8 or len(spec.shape) != 1:
             raise MessageInvalid(f"tensor {number} was to be bytes, and is not")
+        if spec.name != RAW_NAME or span.length < RAW_BYTES:
+            raise MessageInvalid(
+                f"tensor {number} was to be bytes: of {RAW_BYTES:,} and more, named {RAW_NAME!r}"
+            )
         return bytes(self._body[span.offset : span.end])
 
     def ref(self, number: int, key: object) -> TensorRef:
@@ -136,6 +140,8 @@ class Tensors:
     def _next(self, number: int, key: object) -> tuple[TensorSpec, Span, int | None]:
         table = self._envelope
         name = table.names[number]
+        if name is not None and name == key:
+            raise MessageInvalid(f"tensor {number} is named after its key, which goes unsaid")
         rank, owner = table.ranks[number], table.owners[number]
         self._limits.check("rank", rank, f"dimensions of tensor {number}")
         shape = table.dims[self._dims : self._dims + rank] if rank >= 0 else []

@@ -20,6 +20,8 @@ from weighlock.messages.scan import check_tree
 __all__ = [
     "ALIGNMENT",
     "PLAIN",
+    "RAW_BYTES",
+    "RAW_NAME",
     "Envelope",
     "Kind",
     "Place",
@@ -39,6 +41,12 @@ ALIGNMENT = 16
 
 PLAIN = frozenset({type(None), bool, float, str})
 """What stands for itself in a tree, whatever its value."""
+
+RAW_BYTES = 4096
+"""Bytes objects from this size on become segments: a tree is for small things."""
+
+RAW_NAME = "bytes"
+"""What the table calls such a segment."""
 
 _head = struct.Struct("<4sB3xI4x")  # magic, version, bytes of the tree
 
