@@ -66,7 +66,7 @@ def test_json(source, target, convert):
 
 def test_select_and_rename(source, target, convert):
     options = ["--select", "layers.[01].*", "--select", "embed*"]
-    renames = ["--rename", r"^layers\.(\d+)=blocks.\1", "--rename", "weight$=w"]
+    renames = ["--rename", r"^layers\.(\d+)=blocks.\1", "--rename", r"(?<=\.)weight$=w"]
     succeeded(convert(source, target, *options, *renames))
     arrays, _ = loaded(target)
     assert list(arrays) == [

@@ -116,7 +116,9 @@ def _chosen(
     else:
         catalog = catalog.readable()
     for rename in renames:
-        pattern, text = _pair("--rename", rename)
+        pattern, equals, text = rename.rpartition("=")  # the last: (?<=…) and (?=…) hold one too
+        if not equals or not pattern:
+            raise _without_equals("--rename", rename)
         try:
             catalog = catalog.rename(lambda name, p=pattern, t=text: re.sub(p, t, name))  # type: ignore[misc]
         except re.error as error:
@@ -159,5 +161,9 @@ def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
 def _pair(option: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise click.BadParameter(f"{text!r} has no '='", param_hint=option)
+        raise _without_equals(option, text)
     return key, value
+
+
+def _without_equals(option: str, text: str) -> click.BadParameter:
+    return click.BadParameter(f"{text!r} has no '=', or nothing before it", param_hint=option)
