@@ -7,6 +7,7 @@ what a server answers is believed only as far as it says that it is what was ask
 import contextlib
 import gzip
 import json
+import os
 import re
 import socket
 import ssl
@@ -16,6 +17,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -30,6 +32,7 @@ from weighlock.errors import (
     Aborted,
     FormatError,
     LocalProtocolError,
+    NoSpace,
     PeerLost,
     Refused,
     RemoteProtocolError,
@@ -907,9 +910,55 @@ def test_chosen_tensors_of_every_format(path, plain, tmp_path):
         weighlock.fetch(url, names="c.*")
 
 
-@pytest.mark.parametrize("path", FORMATS[:3])
+@pytest.mark.parametrize("path", FORMATS)
 def test_every_format_is_streamed(path, plain):
     assert_equal(dict(weighlock.stream(plain.url(path))), expected(path))
+    wanted = {name: array for name, array in expected(path).items() if name.startswith("a.")}
+    assert_equal(dict(weighlock.stream(plain.url(path), names="a.*")), wanted)
+
+
+def test_stream_of_a_shard_that_lacks_what_its_index_promises(serve, formats):
+    index = json.loads(formats[FORMATS[3]])
+    index["weight_map"]["promised"] = index["weight_map"]["a.bias"]
+    server = serve(None, formats | {FORMATS[3]: json.dumps(index).encode()})
+    with pytest.raises(FormatError, match="'promised', which its index says"):
+        list(weighlock.stream(server.url(FORMATS[3])))
+
+
+def to_arrays(url, place, **options):
+    out = {name: np.zeros_like(array) for name, array in expected(url).items()}
+    return weighlock.fetch(url, out=out, **options)
+
+
+def chosen_to_file(url, place, **options):
+    return weighlock.fetch(url, names="*", into=place / "chosen.safetensors", **options)
+
+
+@pytest.mark.parametrize("path", FORMATS)
+@pytest.mark.parametrize("way", [to_memory, to_arrays, chosen_to_file])
+def test_progress_and_abort_of_every_format(way, path, plain, tmp_path):
+    told = []
+    way(plain.url(path), tmp_path, progress=lambda *counts: told.append(counts))
+    assert told[-1][0] == told[-1][1]
+    assert [done for done, _ in told] == sorted({done for done, _ in told})
+    abort = weighlock.Abort()
+    began = len(told)
+
+    def stop(*counts):
+        told.append(counts)
+        abort.set("enough")
+
+    with pytest.raises(Aborted):
+        way(plain.url(path), tmp_path, progress=stop, abort=abort, limit_rate=100_000)
+    assert len(told) > began
+
+
+def test_room_for_all_shards_is_looked_for_before_the_first(plain, tmp_path, monkeypatch):
+    room = SimpleNamespace(f_blocks=1, f_frsize=1, f_bavail=2_000_000)  # one shard, but not all
+    monkeypatch.setattr(os, "fstatvfs", lambda fd: room)
+    with pytest.raises(NoSpace, match="2,000,000 bytes are free"):
+        weighlock.fetch(plain.url(FORMATS[3]), into=tmp_path / "pulled")
+    assert not list((tmp_path / "pulled").iterdir())
 
 
 def test_index_that_leads_elsewhere_is_refused(serve, formats, tmp_path):

@@ -1,9 +1,8 @@
 """Fetch weights from a URL: to memory, into arrays somebody has, or to a file. One visible call.
 
-Knows files and models of many shards; how one file is fetched is `one`'s.
+Knows what may be asked for; how one file is fetched is `one`'s, a model of many files `shards`'.
 """
 
-import os
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
@@ -11,25 +10,20 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
-from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError
 from weighlock.fetching.bases import Base, opened_base
-from weighlock.fetching.filling import into_arrays
-from weighlock.fetching.one import How, One, choose, save_chosen
+from weighlock.fetching.one import How, One
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
-from weighlock.formats.detect import open_catalog, open_source
-from weighlock.formats.remote import is_index, noted, open_url
-from weighlock.formats.sharded import INDEX_NAME, read_index
-from weighlock.formats.spooled import open_landed_shards
+from weighlock.fetching.shards import fetch_sharded
+from weighlock.formats.remote import is_index, noted
 from weighlock.limits import Limits
-from weighlock.sources.access import Access, Address
+from weighlock.sources.access import Access
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_ref
 from weighlock.transfer.rate import Rate
 
 if TYPE_CHECKING:
-    from weighlock.disk.lease import Lease
+    import os
 
 __all__ = ["fetch"]
 
@@ -102,7 +96,7 @@ def fetch(
     ):
         how = replace(how, abort=stop)
         if is_index(url):
-            return _fetch_sharded(url, out, into, patterns, opened, progress, how)
+            return fetch_sharded(url, out, into, patterns, opened, progress, how)
         with closing(how.open(url)) as source:
             with Reporting(source, receiver, progress) as reporting:
                 one = One(source, patterns, opened, how)
@@ -110,65 +104,3 @@ def fetch(
             if reporting.unconfirmed:
                 fetched = fetched.noted(UNCONFIRMED)
             return noted(fetched, source)
-
-
-def _fetch_sharded(
-    url: str,
-    out: object | None,
-    into: "str | os.PathLike[str] | Spool | None",
-    patterns: Sequence[str] | None,
-    base: Catalog | None,
-    tell: Callable[[int, int], None] | None,
-    how: How,
-) -> Catalog:
-    """Every shard of a model in turn; the index comes last."""
-    with closing(how.open(url)) as first:
-        index = read_index(first, how.limits)
-    address = Address.of(url)
-    urls = {name: address.sibling(name).url for name in index.shards}
-    if into is not None and patterns is None:
-        total = 0
-        for shard in urls.values():
-            with closing(how.open(shard)) as source:
-                total += source.size
-        before = 0
-        landed: dict[str, Lease] = {}
-        if isinstance(into, Spool):
-            into.reserve(total)
-        else:
-            os.makedirs(into, exist_ok=True)
-        for name, shard in urls.items():
-            with closing(how.open(shard)) as source:
-                told = _shifted(tell, before, total)
-                one = One(source, None, base, how)
-                if isinstance(into, Spool):
-                    landed[name] = one.to_spool(into, told)
-                else:
-                    one.fetch(None, os.path.join(into, name), told).close()
-                before += source.size
-        if isinstance(into, Spool):
-            return noted(open_landed_shards(index, landed, how.limits), first)
-        name = os.path.basename(address.target.partition("?")[0]) or INDEX_NAME
-        with AtomicFile(os.path.join(into, name), durable=how.durable) as file:
-            file.write(0, memoryview(index.raw))
-        return noted(open_catalog(os.path.join(into, name), how.limits), first)
-    whole = open_url(url, how.limits, open_source, access=how.access, verify=how.verify)
-    with whole:
-        chosen = choose(whole, patterns)
-        if into is not None:
-            return noted(save_chosen(into, chosen, how), first)
-        if out is not None:
-            received = into_arrays(chosen, out, strict=patterns is None, lazily=True)
-            received.complete()
-            return noted(received.catalog, first)
-        arrays = chosen.load()
-        refs = {name: as_ref(name, array) for name, array in arrays.items()}
-        return noted(Catalog(refs, index.metadata), first)
-
-
-def _shifted(
-    tell: Callable[[int, int], None] | None, before: int, total: int
-) -> Callable[[int, int], None] | None:
-    if tell is None:
-        return None
-    return lambda done, _: tell(before + done, total)

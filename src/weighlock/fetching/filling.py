@@ -21,7 +21,7 @@ from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import Target
 
-__all__ = ["Received", "into_arrays", "into_new_memory"]
+__all__ = ["Received", "check_memory", "into_arrays", "into_new_memory"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ from weighlock.errors import (
     ProtocolError,
 )
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
-from weighlock.fetching.filling import Received, into_arrays, into_new_memory
+from weighlock.fetching.filling import Received, check_memory, into_arrays, into_new_memory
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.pulling import Puller
@@ -42,6 +42,9 @@ from weighlock.transfer.rate import Rate
 
 if TYPE_CHECKING:
     import os
+
+    from weighlock.tensors.arrays import Array
+    from weighlock.tensors.ref import TensorRef
 
 __all__ = ["How", "Names", "One", "choose", "save_chosen"]
 
@@ -73,6 +76,20 @@ class How:
     def puller(self, source: HttpSource) -> Puller:
         """Connections to it."""
         return Puller(source.remote, connections=self.connections, rate=self.rate)
+
+    def counting(
+        self, total_bytes: int, tell: Callable[[int, int], None] | None
+    ) -> Callable[[int], None]:
+        """What to call after bytes that no puller brought: tells, keeps to the rate, and stops."""
+        progress = Progress(total_bytes, tell)
+
+        def count(count_bytes: int) -> None:
+            progress.add(count_bytes)
+            if self.rate is not None:
+                self.abort.wait(self.rate.pause_for(count_bytes))
+            self.abort.check()
+
+        return count
 
 
 class One:
@@ -109,7 +126,7 @@ class One:
         remote = open_source(self._source, self._how.limits)
         chosen = choose(remote, self._names)
         if not all(isinstance(r, StoredRef) and r.contiguous_span for r in chosen.values()):
-            return self._unlike_a_share(chosen, out, into)
+            return self._unlike_a_share(chosen, out, into, tell)
         if into is not None and len(chosen) == len(remote):
             return self._whole(into, tell)
         if into is not None:
@@ -232,28 +249,47 @@ class One:
         return open_catalog(into, self._how.limits)
 
     def _unlike_a_share(
-        self, chosen: Catalog, out: object | None, into: "str | os.PathLike[str] | Spool | None"
+        self,
+        chosen: Catalog,
+        out: object | None,
+        into: "str | os.PathLike[str] | Spool | None",
+        tell: Callable[[int, int], None] | None,
     ) -> Catalog:
         """A checkpoint on a plain server, whose tensors do not lie as they are wanted."""
         if into is not None:
-            return save_chosen(into, chosen, self._how)
+            return save_chosen(into, chosen, self._how, tell)
+        count = self._how.counting(_bytes_by_name(chosen), tell)
         if out is not None:
             received = into_arrays(chosen, out, strict=self._names is None, lazily=True)
-            received.complete()
+            for ref, step in zip(chosen.values(), received.after, strict=True):
+                step()
+                count(ref.nbytes)
             return received.catalog
-        arrays = chosen.load()
-        return Catalog(
-            {name: as_ref(name, array) for name, array in arrays.items()}, chosen.metadata
-        )
+        check_memory(chosen.nbytes, self._how.limits)
+        arrays: dict[object, Array] = {}
+        refs: dict[str, TensorRef] = {}
+        for name, ref in chosen.items():
+            identity = ref.identity()
+            if identity not in arrays:  # a tensor of several names is read once
+                arrays[identity] = ref.load()
+            refs[name] = as_ref(name, arrays[identity])
+            count(ref.nbytes)
+        return Catalog(refs, chosen.metadata)
 
 
-def save_chosen(into: "str | os.PathLike[str] | Spool", chosen: Catalog, how: How) -> Catalog:
+def save_chosen(
+    into: "str | os.PathLike[str] | Spool",
+    chosen: Catalog,
+    how: How,
+    tell: Callable[[int, int], None] | None,
+) -> Catalog:
     """Copy tensors that do not lie as in a share, one by one."""
     from weighlock.formats.save import save
 
+    count = how.counting(_bytes_by_name(chosen), tell)
     if isinstance(into, Spool):
-        return save(into, chosen, limits=how.limits)
-    save(into, chosen, durable=how.durable)
+        return save(into, chosen, progress=count, limits=how.limits)
+    save(into, chosen, durable=how.durable, progress=count)
     return open_catalog(into, how.limits)
 
 
@@ -271,6 +307,11 @@ def choose(remote: Catalog, names: "Names | None") -> Catalog:
     if not chosen:
         raise LayoutError(f"no tensor matches {' or '.join(map(repr, names))}")
     return chosen
+
+
+def _bytes_by_name(catalog: Catalog) -> int:
+    """Bytes of all tensors; of one with several names, once for each."""
+    return sum(ref.nbytes for ref in catalog.values())
 
 
 def _stored(catalog: Catalog) -> list[StoredRef]:

@@ -13,11 +13,14 @@ from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
 from weighlock.fetching.filling import into_new_memory
 from weighlock.fetching.moving import Progress
-from weighlock.fetching.one import How
+from weighlock.fetching.one import How, Names, choose
 from weighlock.fetching.reporting import Reporting
+from weighlock.fetching.shards import only, shards_of
 from weighlock.formats.detect import open_source
+from weighlock.formats.remote import is_index
+from weighlock.formats.sharded import read_index
 from weighlock.limits import Limits
-from weighlock.sources.access import Access
+from weighlock.sources.access import Access, Address
 from weighlock.sources.http import HttpSource
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.catalog import Catalog
@@ -45,7 +48,8 @@ def stream(
     Every array is its receiver's own. Memory holds three tensors at the most, and 64 MB.
 
     Args:
-        url: of a share, or of a file on any HTTP server that answers ranges.
+        url: of a share, of a file on any HTTP server that answers ranges, or of the index of a
+            sharded model, whose files then come one after another.
         names: glob patterns; only these tensors.
         access: credentials.
         abort: ends it from any thread.
@@ -62,9 +66,20 @@ def stream(
     own = Abort()
     how = How(access, own, connections, None, verify, True, limits or Limits())
     patterns = (names,) if isinstance(names, str) else names
+    stop = abort or Abort()
+    if not is_index(url):
+        yield from _one_file(url, patterns, how, stop)
+        return
+    with closing(how.open(url)) as source:
+        index = read_index(source, how.limits)
+    for shard, held in shards_of(index, patterns).items():
+        yield from _one_file(Address.of(url).sibling(shard).url, only(held, shard), how, stop)
+
+
+def _one_file(url: str, names: Names | None, how: How, abort: Abort) -> Iterator[tuple[str, Array]]:
     with closing(how.open(url)) as source:
         catalog = open_source(source, how.limits)
-        chosen = catalog if patterns is None else catalog.select(*patterns)
+        chosen = catalog.select(*names) if isinstance(names, Sequence) else choose(catalog, names)
         batches = list(_batches(chosen))
         if len(batches) > 1 and not source.remote.resource.has_ranges:
             raise SourceError(
@@ -73,7 +88,7 @@ def stream(
             )
         with Reporting(source) as reporting:
             progress = Progress(chosen.nbytes, reporting.told)
-            yield from _Prefetched(source, batches, how, abort or Abort(), own, progress)
+            yield from _Prefetched(source, batches, how, abort, how.abort, progress)
 
 
 class _Prefetched:

@@ -8,9 +8,10 @@ from collections.abc import Callable
 from contextlib import closing
 from functools import partial
 
+from weighlock.abort import Abort
 from weighlock.errors import Aborted, TruncatedFile, WeighlockError
 from weighlock.formats.dcp import METADATA_NAME, open_dcp_source
-from weighlock.formats.sharded import ShardedRefs, read_index
+from weighlock.formats.sharded import OpenFile, ShardedRefs, read_index
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.base import Source
@@ -44,6 +45,7 @@ def open_url(
     *,
     access: Access | None = None,
     verify: bool = True,
+    abort: Abort | None = None,
 ) -> Catalog:
     """The catalog of what a URL names.
 
@@ -51,13 +53,13 @@ def open_url(
         TransferError, SourceError: it could not be had.
         FormatError: it is not in a format that can be read.
     """
-    source = HttpSource(Remote(url, access=access, verify=verify, limits=limits))
+    open_file = partial(_open_file, access=access, verify=verify, limits=limits, abort=abort)
+    source = open_file(url, hold=True)
     try:
         if is_index(url):
-            catalog = _open_index(source, url, limits, open_source, access, verify)
+            catalog = _open_index(source, url, limits, open_source, open_file)
         elif Address.of(url).target.partition("?")[0].endswith(f"/{METADATA_NAME}"):
             place_of = partial(_url_beside, url)
-            open_file = partial(_open_shard, access=access, verify=verify, limits=limits)
             catalog = open_dcp_source(source, place_of, limits, open_file)
             source.close()
         else:
@@ -121,14 +123,12 @@ def _open_index(
     url: str,
     limits: Limits,
     open_source: Callable[[Source, Limits], Catalog],
-    access: Access | None,
-    verify: bool,
+    open_file: OpenFile,
 ) -> Catalog:
     index = read_index(source, limits)
     source.close()
     address = Address.of(url)
     places = {name: address.sibling(name).url for name in index.shards}
-    open_file = partial(_open_shard, access=access, verify=verify, limits=limits)
     refs = ShardedRefs(index.weight_map, places, limits, open_source, open_file)
     return Catalog(refs, index.metadata, refs.close, refs.shards)
 
@@ -137,7 +137,13 @@ def _url_beside(url: str, name: str) -> str:
     return Address.of(url).sibling(name).url
 
 
-def _open_shard(
-    url: str, *, hold: bool, access: Access | None, verify: bool, limits: Limits
+def _open_file(
+    url: str,
+    *,
+    hold: bool,
+    access: Access | None,
+    verify: bool,
+    limits: Limits,
+    abort: Abort | None,
 ) -> HttpSource:
-    return HttpSource(Remote(url, access=access, verify=verify, limits=limits))
+    return HttpSource(Remote(url, access=access, verify=verify, limits=limits, abort=abort))

@@ -1,0 +1,152 @@
+"""Fetch a model of many files, by the URL of its index: every shard in turn.
+
+Knows which tensor lies in which file; how one file is fetched is `one`'s.
+"""
+
+import os
+from collections.abc import Callable, Sequence
+from contextlib import closing
+from fnmatch import fnmatchcase
+from typing import TYPE_CHECKING
+
+from weighlock.disk.atomic import AtomicFile
+from weighlock.disk.effects import PosixDisk
+from weighlock.disk.place import Place
+from weighlock.disk.spool import Spool
+from weighlock.errors import LayoutError
+from weighlock.fetching.filling import check_memory, into_arrays
+from weighlock.fetching.one import How, One, choose, save_chosen
+from weighlock.formats.detect import open_catalog, open_source
+from weighlock.formats.remote import noted, open_url
+from weighlock.formats.sharded import INDEX_NAME, Index, read_index
+from weighlock.formats.spooled import open_landed_shards
+from weighlock.sources.access import Address
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.filling import targets_of
+
+if TYPE_CHECKING:
+    from weighlock.disk.lease import Lease
+    from weighlock.tensors.ref import TensorRef
+
+__all__ = ["fetch_sharded", "only", "shards_of"]
+
+
+def fetch_sharded(
+    url: str,
+    out: object | None,
+    into: "str | os.PathLike[str] | Spool | None",
+    patterns: Sequence[str] | None,
+    base: Catalog | None,
+    tell: Callable[[int, int], None] | None,
+    how: How,
+) -> Catalog:
+    """A sharded model: to memory, into arrays, or to files, of which the index comes last."""
+    with closing(how.open(url)) as first:
+        index = read_index(first, how.limits)
+    if into is not None and patterns is None:
+        return noted(_fetch_files(url, index, into, base, tell, how), first)
+    whole = open_url(
+        url, how.limits, open_source, access=how.access, verify=how.verify, abort=how.abort
+    )
+    with whole:
+        chosen = choose(whole, patterns)
+        if into is not None:
+            return noted(save_chosen(into, chosen, how, tell), first)
+        if out is None:
+            check_memory(chosen.nbytes, how.limits)
+            arrays = None
+        else:  # all of it is checked before anything is asked for
+            received = into_arrays(chosen, out, strict=patterns is None, lazily=True)
+            arrays = targets_of(out)
+        refs: dict[str, TensorRef] = {}
+        before, total = 0, sum(ref.nbytes for ref in chosen.values())
+        for shard, names in shards_of(index, patterns).items():
+            there = sum(chosen[name].nbytes for name in names)
+            told = _scaled(tell, before, there, total)
+            with closing(how.open(Address.of(url).sibling(shard).url)) as source:
+                one = One(source, only(names, shard), base, how)
+                places = None if arrays is None else {name: arrays[name] for name in names}
+                refs.update(one.fetch(places, None, told))
+            before += there
+        if out is not None:
+            return noted(received.catalog, first)
+        return noted(Catalog({name: refs[name] for name in chosen}, index.metadata), first)
+
+
+def shards_of(index: Index, patterns: Sequence[str] | None = None) -> dict[str, list[str]]:
+    """The files that hold these tensors, in order of their names, and which each of them holds."""
+    held: dict[str, list[str]] = {}
+    for name, shard in index.weight_map.items():
+        if patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns):
+            held.setdefault(shard, []).append(name)
+    return {shard: held[shard] for shard in sorted(held)}
+
+
+def only(names: Sequence[str], shard: str) -> Callable[[Catalog], Catalog]:
+    """What chooses these tensors from the catalog of a shard."""
+
+    def chosen(remote: Catalog) -> Catalog:
+        for name in names:
+            if name not in remote:
+                raise LayoutError(
+                    f"has no tensor {name!r}, which its index says it holds", source=shard
+                )
+        return remote.only(names)
+
+    return chosen
+
+
+def _fetch_files(
+    url: str,
+    index: Index,
+    into: "str | os.PathLike[str] | Spool",
+    base: Catalog | None,
+    tell: Callable[[int, int], None] | None,
+    how: How,
+) -> Catalog:
+    address = Address.of(url)
+    urls = {name: address.sibling(name).url for name in index.shards}
+    total = 0
+    for shard in urls.values():
+        with closing(how.open(shard)) as source:
+            total += source.size
+    before = 0
+    landed: dict[str, Lease] = {}
+    if isinstance(into, Spool):
+        into.reserve(total)
+    else:
+        os.makedirs(into, exist_ok=True)
+        _reserve(into, total)
+    for name, shard in urls.items():
+        with closing(how.open(shard)) as source:
+            told = _scaled(tell, before, source.size, total)
+            one = One(source, None, base, how)
+            if isinstance(into, Spool):
+                landed[name] = one.to_spool(into, told)
+            else:
+                one.fetch(None, os.path.join(into, name), told).close()
+            before += source.size
+    if isinstance(into, Spool):
+        return open_landed_shards(index, landed, how.limits)
+    name = os.path.basename(address.target.partition("?")[0]) or INDEX_NAME
+    with AtomicFile(os.path.join(into, name), durable=how.durable) as file:
+        file.write(0, memoryview(index.raw))
+    return open_catalog(os.path.join(into, name), how.limits)
+
+
+def _reserve(directory: "str | os.PathLike[str]", total: int) -> None:
+    """Raise `NoSpace` if the files cannot fit beside what an earlier attempt has left of them."""
+    with os.scandir(directory) as entries:
+        here = sum(x.stat().st_blocks * 512 for x in entries if x.is_file(follow_symlinks=False))
+    place = Place(os.path.join(directory, INDEX_NAME), PosixDisk())
+    with closing(place):
+        place.reserve(max(0, total - here))
+
+
+def _scaled(
+    tell: Callable[[int, int], None] | None, before: int, there: int, total: int
+) -> Callable[[int, int], None] | None:
+    """Progress of one file as progress of all: blocks it pulls may hold more than was wanted."""
+    if tell is None:
+        return None
+    return lambda done, of: tell(before + done * there // max(of, 1), total)
