@@ -202,3 +202,16 @@ def test_urls_in_messages_are_closed_unless_allowed(allow, url, is_allowed):
 def test_certificates_that_cannot_be_read_are_named():
     with pytest.raises(SourceError, match=r"nowhere\.pem"):
         Credential(ca="nowhere.pem").tls()
+
+
+@pytest.mark.parametrize("text", ["hunter2\n", "hunter2\r\nX: y", "hunter2\0", "hunter2 ключ"])
+def test_header_that_cannot_be_sent_is_refused_without_showing_it(text):
+    with pytest.raises(SourceError, match="'Authorization'") as refused:
+        Credential(headers={"Authorization": text})
+    assert "hunter2" not in str(refused.value)
+
+
+@pytest.mark.parametrize("name", ["", "a b", "a:", "a\n", "ä"])
+def test_name_of_a_header_is_one(name):
+    with pytest.raises(SourceError, match="name of a header"):
+        Credential(headers={name: "x"})

@@ -19,6 +19,8 @@ NAME = r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}"
 
 _ID = re.compile("[0-9a-f]{32}")
 _HOLDER = re.compile(rf"r=({NAME})\.([0-9a-f]{{32}})")
+_TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
+_TEXT = re.compile(r"[\t -~\x80-\xff]*")
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -121,7 +123,11 @@ def shown(url: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Credential:
-    """What one origin is shown: headers, and certificates for TLS."""
+    """What one origin is shown: headers, and certificates for TLS.
+
+    Raises:
+        SourceError: a header cannot be sent. Its text is not shown: it may be a secret.
+    """
 
     headers: Mapping[str, str] = field(default_factory=dict, repr=False)
     ca: str | None = None
@@ -130,6 +136,16 @@ class Credential:
     """File of this side's certificate, for servers that ask for one."""
     key: str | None = None
     """File of its key, if that is not in the same file."""
+
+    def __post_init__(self) -> None:
+        for name, text in self.headers.items():
+            if not _TOKEN.fullmatch(name):
+                raise SourceError(f"{name!r} cannot be the name of a header")
+            if not _TEXT.fullmatch(text):
+                raise SourceError(
+                    f"header {name!r}: its text holds a line break, or what Latin-1 has not; what "
+                    "was read from a file often ends with one: strip it"
+                )
 
     def __reduce__(self) -> NoReturn:
         raise TypeError("credentials are not pickled: make them where they are used")
