@@ -400,6 +400,40 @@ def test_headers_are_sent_and_not_shown(model, tmp_path, weighlock_command):
     assert (tmp_path / "b").read_bytes() == model.read_bytes()
 
 
+def test_every_verb_that_reads_weights_shows_its_credentials(model, tmp_path, weighlock_command):
+    def behave(request, content):
+        is_known = request.headers.get("authorization") == "Bearer hunter2"
+        return ranged(request, content) if is_known else Reply(401)
+
+    with PlainServer({"/a": model.read_bytes()}, behave) as server:
+        url = server.url("/a")
+        verbs = [
+            ("ls", url),
+            ("info", url),
+            ("verify", "--data", url),
+            ("diff", model, url),
+            ("convert", url, tmp_path / "converted.safetensors"),
+            ("mean", model, url, "-o", tmp_path / "mean.safetensors"),
+        ]
+        header = ("--header", "Authorization: Bearer hunter2")
+        for verb, refused in at_once(lambda verb: weighlock_command(*verb), verbs):
+            assert refused.returncode == 1, verb
+            assert "401" in refused.stderr, verb
+        for verb, result in at_once(lambda verb: weighlock_command(*verb, *header), verbs):
+            assert result.returncode == 0, (verb, result.stderr)
+            assert "hunter2" not in result.stderr + result.stdout, verb
+    assert (tmp_path / "mean.safetensors").exists()
+
+
+def test_credentials_are_not_shown_to_two_servers(model, weighlock_command):
+    with PlainServer({"/a": model.read_bytes()}) as one, PlainServer({}) as other:
+        result = weighlock_command(
+            "diff", one.url("/a"), other.url("/a"), "--header", "Authorization: Bearer hunter2"
+        )
+        assert_wrong_usage(result, "for one server")
+        assert one.requests == other.requests == []
+
+
 def test_headers_that_are_none_are_an_error_in_one_line(share, tmp_path, weighlock_command):
     wrong_usage = ["nothing", ": text", ""]
     unreadable = ["A: b\r\nC: d", "A b: c", "Ä: b", "A: ☃"]

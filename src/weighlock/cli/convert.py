@@ -8,10 +8,12 @@ from collections.abc import Sequence
 import click
 
 import weighlock
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import DTYPE, SIZE, json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, LayoutError, UnsupportedDType
 from weighlock.formats.save import own_metadata, save
+from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
@@ -51,6 +53,7 @@ __all__ = ["command"]
 )
 @click.option("-f", "--force", is_flag=True, help="Replace TARGET if it exists.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@credential_options
 @json_option
 def command(
     source: str,
@@ -64,6 +67,7 @@ def command(
     skip_unsupported: bool,
     force: bool,
     no_sync: bool,
+    credential: Credential,
     as_json: bool,
 ) -> None:
     """Write the tensors of SOURCE to TARGET as safetensors.
@@ -72,7 +76,7 @@ def command(
     """
     if os.path.lexists(target) and max_shard_size is None and not force:
         raise DiskError(f"{target}: exists; --force replaces it")
-    with weighlock.open(source) as catalog:
+    with weighlock.open(source, access=access_to(credential, source)) as catalog:
         chosen = _chosen(catalog, patterns, renames, dtype)
         skipped = _unsupported(chosen, patterns)
         if skipped and not skip_unsupported:

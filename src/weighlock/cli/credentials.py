@@ -1,14 +1,16 @@
 """What an origin is shown, as options of the verbs that dial. Knows click and files of headers."""
 
 from collections.abc import Callable, Sequence
+from functools import wraps
 from typing import Any
 
 import click
 
+from weighlock.cli.shared import is_url
 from weighlock.errors import SourceError
-from weighlock.sources.access import Credential
+from weighlock.sources.access import Access, Address, Credential
 
-__all__ = ["credential_options", "credentials"]
+__all__ = ["access_to", "credential_options"]
 
 _OPTIONS = (
     click.option("--header", "headers", multiple=True, metavar="'NAME: TEXT'", help="Send it."),
@@ -20,21 +22,39 @@ _OPTIONS = (
 
 
 def credential_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """The options, for a verb that dials."""
+    """The options, for a verb that dials; it is called with what they say as `credential`."""
+
+    @wraps(command)
+    def told(
+        *arguments: Any,
+        headers: Sequence[str],
+        header_file: str | None,
+        ca: str | None,
+        cert: str | None,
+        key: str | None,
+        **options: Any,
+    ) -> Any:
+        credential = Credential(_headers(headers, header_file), ca, cert, key)
+        return command(*arguments, credential=credential, **options)
+
     for option in reversed(_OPTIONS):
-        command = option(command)
-    return command
+        told = option(told)
+    return told
 
 
-def credentials(
-    headers: Sequence[str],
-    header_file: str | None,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
-) -> Credential:
-    """What the options say."""
-    return Credential(_headers(headers, header_file), ca, cert, key)
+def access_to(credential: Credential, *places: str) -> Access:
+    """The credential for the one origin that is among paths and URLs.
+
+    Raises:
+        UsageError: there is more than one, and which of them is meant nobody said.
+    """
+    origins = {Address.of(place).origin for place in places if is_url(place)}
+    if len(origins) > 1 and credential != Credential():
+        raise click.UsageError(
+            f"credentials are for one server, and these are {len(origins)}: "
+            f"{', '.join(sorted(origins))}"
+        )
+    return Access(origins=dict.fromkeys(origins, credential))
 
 
 def _headers(given: Sequence[str], path: str | None) -> dict[str, str]:

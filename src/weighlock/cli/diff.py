@@ -8,8 +8,10 @@ import click
 import numpy as np
 
 import weighlock
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import columns, escaped
+from weighlock.sources.access import Credential
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.blocks import blocks
 from weighlock.tensors.catalog import Catalog
@@ -41,15 +43,19 @@ class _Change:
 @weights("b")
 @click.option("--specs", is_flag=True, help="Compare names, dtypes and shapes only; read no data.")
 @click.option("--exit-code", is_flag=True, help="Exit with 1 if anything differs.")
+@credential_options
 @json_option
-def command(a: str, b: str, specs: bool, exit_code: bool, as_json: bool) -> None:
+def command(
+    a: str, b: str, specs: bool, exit_code: bool, credential: Credential, as_json: bool
+) -> None:
     """Compare the tensors of A and B: added, removed, changed, and by how much.
 
     Data is compared block by block, whatever the files' formats and dtypes. In JSON the largest
     difference is a number, "Infinity", "NaN" where one side only is NaN, or null where data was not
     compared or is F6, whose packed bytes are only told apart.
     """
-    with weighlock.open(a) as opened, weighlock.open(b) as other:
+    access = access_to(credential, a, b)
+    with weighlock.open(a, access=access) as opened, weighlock.open(b, access=access) as other:
         before, after = opened.readable(), other.readable()
         if specs:
             changes = _compare(before, after, None)

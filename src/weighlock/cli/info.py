@@ -6,9 +6,11 @@ import click
 import msgspec
 
 import weighlock
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, print_notes, weights
 from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
 from weighlock.formats.save import own_metadata
+from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
 
 __all__ = ["command"]
@@ -16,10 +18,11 @@ __all__ = ["command"]
 
 @click.command("info")
 @weights("path")
+@credential_options
 @json_option
-def command(path: str, as_json: bool) -> None:
+def command(path: str, credential: Credential, as_json: bool) -> None:
     """Show totals of PATH: parameters, bytes per dtype, metadata, shards."""
-    with weighlock.open(path) as catalog:
+    with weighlock.open(path, access=access_to(credential, path)) as catalog:
         facts = _facts(path, catalog.readable())
         print_notes(catalog)
     if as_json:

@@ -6,8 +6,10 @@ from collections.abc import Iterable
 import click
 
 import weighlock
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, print_json, print_notes, weights
 from weighlock.cli.text import columns, escaped, quantity, size
+from weighlock.sources.access import Credential
 from weighlock.tensors.ref import TensorRef
 
 __all__ = ["command"]
@@ -17,13 +19,16 @@ __all__ = ["command"]
 @weights("path")
 @click.argument("patterns", nargs=-1)
 @click.option("--fold", is_flag=True, help="Show layers that differ only in their number as one.")
+@credential_options
 @json_option
-def command(path: str, patterns: tuple[str, ...], fold: bool, as_json: bool) -> None:
+def command(
+    path: str, patterns: tuple[str, ...], fold: bool, credential: Credential, as_json: bool
+) -> None:
     """List the tensors of PATH: name, dtype, shape, bytes.
 
     PATTERNS are globs such as 'encoder.*'; without any, everything is listed.
     """
-    with weighlock.open(path) as catalog:
+    with weighlock.open(path, access=access_to(credential, path)) as catalog:
         chosen = catalog.select(*patterns) if patterns else catalog.readable()
         refs = list(chosen.values())
         if not patterns or not catalog.is_sharded:  # a few tensors of many files open those only

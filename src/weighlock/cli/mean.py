@@ -7,12 +7,14 @@ from typing import TYPE_CHECKING, Any
 import click
 
 import weighlock
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, print_notes, transfer_bar
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError
 
 if TYPE_CHECKING:
     from weighlock.combining.outcome import Report
+from weighlock.sources.access import Credential
 
 __all__ = ["command"]
 
@@ -51,6 +53,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 @click.option("--threads", default=0, help="How many work; one a core, four at the most, if 0.")
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@credential_options
 @json_option
 def command(
     sources: Sequence[str],
@@ -64,6 +67,7 @@ def command(
     threads: int,
     force: bool,
     no_sync: bool,
+    credential: Credential,
     as_json: bool,
 ) -> None:
     """Write the weighted mean of MODELs, files of any format or URLs, as safetensors."""
@@ -84,6 +88,7 @@ def command(
             durable=not no_sync,
             progress=progress,
             report=reports.append,
+            access=access_to(credential, *sources),
         )
     with catalog:
         (report,) = reports

@@ -6,11 +6,11 @@ from collections.abc import Sequence
 import click
 
 import weighlock
-from weighlock.cli.credentials import credential_options, credentials
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, WeighlockError
-from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.access import Address, Credential, shown
 
 __all__ = ["command"]
 
@@ -39,11 +39,7 @@ def command(
     no_verify: bool,
     force: bool,
     no_sync: bool,
-    headers: Sequence[str],
-    header_file: str | None,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
+    credential: Credential,
     as_json: bool,
 ) -> None:
     """Pull the weights at URL into the file DEST.
@@ -61,14 +57,13 @@ def command(
         if not force:
             raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")
         base = base or _if_weights(target)
-    credential = credentials(headers, header_file, ca, cert, key)
     with transfer_bar(f"{shown(url)} → {target}") as progress:
         catalog = weighlock.fetch(
             url,
             into=target,
             names=list(patterns) or None,
             base=base,
-            access=Access(origins={address.origin: credential}),
+            access=access_to(credential, url),
             progress=progress,
             connections=connections,
             limit_rate=limit_rate,

@@ -8,11 +8,11 @@ import click
 from blake3 import blake3
 
 import weighlock
-from weighlock.cli.credentials import credential_options, credentials
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
 from weighlock.cli.text import escaped, size
 from weighlock.errors import LayoutError
-from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.access import Address, Credential, shown
 
 __all__ = ["command"]
 
@@ -33,11 +33,7 @@ def command(
     sender: str | None,
     connections: int,
     limit_rate: int | None,
-    headers: Sequence[str],
-    header_file: str | None,
-    ca: str | None,
-    cert: str | None,
-    key: str | None,
+    credential: Credential,
     as_json: bool,
 ) -> None:
     """Push the weights in FILE to the inbox at URL; returns when they have landed there.
@@ -46,7 +42,7 @@ def command(
     differs, is sent.
     """
     address = Address.of(url)
-    access = Access(origins={address.origin: credentials(headers, header_file, ca, cert, key)})
+    access = access_to(credential, url)
     if sender is None and address.holder is None:
         sender = _own_name(path)
     with weighlock.open(path) as catalog:

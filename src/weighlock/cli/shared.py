@@ -19,6 +19,7 @@ from weighlock.tensors.dtypes import DType
 __all__ = [
     "DTYPE",
     "SIZE",
+    "is_url",
     "json_option",
     "label",
     "print_json",
@@ -65,9 +66,14 @@ def weights(name: str) -> Callable[[Any], Any]:
     return click.argument(name, type=click.Path())
 
 
+def is_url(path: str) -> bool:
+    """Whether weights are to be read from a server."""
+    return path.lower().startswith(("http://", "https://"))
+
+
 def label(path: str) -> str:
     """What to call a path or URL in output: the id of a share is not shown. Not escaped."""
-    return shown(path) if path.lower().startswith(("http://", "https://")) else path
+    return shown(path) if is_url(path) else path
 
 
 def print_notes(catalog: Catalog) -> None:

@@ -6,9 +6,11 @@ import click
 import numpy as np
 
 import weighlock
+from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import columns, escaped, size
 from weighlock.errors import LayoutError
+from weighlock.sources.access import Credential
 from weighlock.tensors.blocks import blocks
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
@@ -22,13 +24,14 @@ _BLOCK_ELEMENTS = 1 << 20
 @weights("path")
 @click.option("--data", is_flag=True, help="Read every tensor and count NaN and Inf.")
 @click.option("--finite", is_flag=True, help="With --data: exit with 1 if there are any.")
+@credential_options
 @json_option
-def command(path: str, data: bool, finite: bool, as_json: bool) -> None:
+def command(path: str, data: bool, finite: bool, credential: Credential, as_json: bool) -> None:
     """Check that PATH is a complete, consistent file, or set of files.
 
     Without --data only headers and sizes are read.
     """
-    with weighlock.open(path) as catalog:
+    with weighlock.open(path, access=access_to(credential, path)) as catalog:
         refs = list(catalog.readable().values())
         _check_shards(catalog)
         total = catalog.readable().nbytes

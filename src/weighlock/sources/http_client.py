@@ -242,8 +242,8 @@ def _translated(label: str, phase: str) -> Iterator[None]:
         raise TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase) from error
     except ssl.SSLCertVerificationError as error:
         raise Refused(
-            f"{label}: its certificate is not trusted: {error.verify_message}; pass the CA as "
-            "access=Access(origins={'host:port': Credential(ca='ca.pem')})"
+            f"{label}: its certificate is not trusted: {error.verify_message}; pass its CA: "
+            "--ca ca.pem, or access=Access(origins={'host:port': Credential(ca='ca.pem')})"
         ) from error
     except ssl.SSLError as error:
         if "_ALERT_" in str(error.reason):
