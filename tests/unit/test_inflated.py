@@ -1,6 +1,8 @@
 """Deflated bytes, read as what they unpack to."""
 
+import itertools
 import pickle
+import sys
 import threading
 import zlib
 
@@ -8,6 +10,7 @@ import numpy as np
 import pytest
 
 from weighlock.errors import FormatError, ShortRead
+from weighlock.sources import inflated
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import BytesSource
 
@@ -137,3 +140,96 @@ def test_closing_leaves_the_source_below_open():
     below = BytesSource(PACKED)
     InflatedSource(below, 0, len(PACKED), len(PLAIN), "a").close()
     assert read(below, 0, 3) == PACKED[:3]
+
+
+def test_a_read_that_is_interrupted_anywhere_leaves_nothing_torn():
+    def interrupted(number):
+        lines = 0
+
+        def trace(frame, event, arg):
+            nonlocal lines
+            if frame.f_code.co_filename != inflated.__file__:
+                return None
+            lines += event == "line"
+            if lines == number:
+                raise KeyboardInterrupt
+            return trace
+
+        return trace
+
+    for number in itertools.count(1):
+        source = made()
+        sys.settrace(interrupted(number))
+        try:
+            read(source, 0, 400_000)
+        except KeyboardInterrupt:
+            pass
+        else:
+            break
+        finally:
+            sys.settrace(None)
+        assert read(source, 600_000, 1000) == PLAIN[600_000:601_000], number
+    assert number > 20
+
+
+def test_a_signal_handler_reads_in_the_midst_of_a_read():
+    class Interrupting(BytesSource):
+        """Asks for other bytes of the source above while it is asked for its own."""
+
+        above = None
+
+        def read_into(self, offset, buffer):
+            above, self.above = self.above, None
+            if above is not None:
+                assert read(above, 500_000, 10) == PLAIN[500_000:500_010]
+            super().read_into(offset, buffer)
+
+    below = Interrupting(PACKED)
+    source = InflatedSource(below, 0, len(PACKED), SIZE, "member")
+    for _ in range(3):
+        below.above = source
+        assert read(source, 0, SIZE) == PLAIN
+
+
+FORKED = """
+import os, signal, threading, zlib
+from weighlock.sources.inflated import InflatedSource
+from weighlock.sources.local import BytesSource
+
+reading, go_on = threading.Event(), threading.Event()
+
+
+class Slow(BytesSource):
+    def read_into(self, offset, buffer):
+        if threading.current_thread() is not threading.main_thread():
+            reading.set()
+            go_on.wait()
+        super().read_into(offset, buffer)
+
+
+def check():
+    buffer = bytearray(len(plain))
+    source.read_into(0, memoryview(buffer))
+    assert buffer == plain
+
+
+plain = os.urandom(1_000_000)
+packed = zlib.compress(plain, wbits=-15)
+source = InflatedSource(Slow(packed), 0, len(packed), len(plain), "member")
+thread = threading.Thread(target=check)
+thread.start()
+reading.wait()
+child = os.fork()
+if not child:
+    signal.alarm(20)  # it would wait for a thread that is not here
+    check()
+    os._exit(0)
+status = os.waitpid(child, 0)[1]
+go_on.set()
+thread.join()
+assert status == 0
+"""
+
+
+def test_a_fork_in_the_midst_of_a_read(run_python):
+    run_python(FORKED)

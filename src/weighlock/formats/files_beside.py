@@ -36,7 +36,7 @@ class FilesBeside:
         self._open_file = open_file
         self._sources: dict[str, Source] = {}
         self._closed = False
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # see FileSource: a signal handler may read as well
         self._pid = os.getpid()
 
     def __reduce__(self) -> tuple[object, ...]:
@@ -54,13 +54,15 @@ class FilesBeside:
         if found is not None:
             return found
         if self._pid != os.getpid():  # see FileSource: the lock may be held by nobody who is here
-            self._lock, self._pid = threading.Lock(), os.getpid()
+            self._lock, self._pid = threading.RLock(), os.getpid()
         with self._lock:
             if self._closed:
                 raise SourceError(f"{self.places[name]}: used after it was closed")
             if name not in self._sources:
                 hold = len(self._sources) < self._limits.open_files
-                self._sources[name] = self._open_file(self.places[name], hold=hold)
+                opened = self._open_file(self.places[name], hold=hold)
+                if self._sources.setdefault(name, opened) is not opened:
+                    opened.close()  # a signal handler was faster
             return self._sources[name]
 
     def close(self) -> None:

@@ -4,6 +4,7 @@ Deflate can only be read forwards. Reads that follow each other cost what they u
 starts again from the beginning.
 """
 
+import os
 import threading
 import zlib
 from typing import TYPE_CHECKING
@@ -32,12 +33,11 @@ class InflatedSource:
     def __init__(self, source: "Source", start: int, length: int, size: int, label: str) -> None:
         self._start = start
         self._length = length
-        self._lock = threading.Lock()
+        self._turns: dict[int, _Turn] = {}
         self.source = source
         self.size = size
         self.label = label
         self._closed = False
-        self._restart()
 
     def __eq__(self, other: object) -> bool:
         return (
@@ -67,40 +67,62 @@ class InflatedSource:
                 wanted=len(buffer),
                 got=max(0, self.size - offset),
             )
-        with self._lock:
-            if offset < self._position:
-                self._restart()
-            while self._position < offset:
-                self._next(min(_CHUNK_BYTES, offset - self._position))
+        # Each process has its own: see FileSource, and a thread may have been unpacking at a fork.
+        turn = self._turns.get(os.getpid()) or self._turns.setdefault(os.getpid(), _Turn())
+        with turn.lock:
+            # Taken out meanwhile: a read that Ctrl-C ends in its midst leaves none that lacks a
+            # piece, and a signal handler that reads begins with one of its own.
+            reached, turn.reached = turn.reached, None
+            if reached is None or offset < reached.position:
+                reached = _Unpacking()
+            while reached.position < offset:
+                self._next(reached, min(_CHUNK_BYTES, offset - reached.position))
             done = 0
             while done < len(buffer):
-                piece = self._next(min(_CHUNK_BYTES, len(buffer) - done))
+                piece = self._next(reached, min(_CHUNK_BYTES, len(buffer) - done))
                 buffer[done : done + len(piece)] = piece
                 done += len(piece)
+            turn.reached = reached
 
-    def _restart(self) -> None:
-        self._unpacker = zlib.decompressobj(-15)
-        self._taken = 0
-        self._position = 0
-
-    def _next(self, most: int) -> bytes:
+    def _next(self, at: "_Unpacking", most: int) -> bytes:
         """Between one and `most` further bytes."""
         while True:
-            packed = self._unpacker.unconsumed_tail
-            if not packed and self._taken < self._length:
-                raw = bytearray(min(_CHUNK_BYTES, self._length - self._taken))
-                self.source.read_into(self._start + self._taken, memoryview(raw))
-                self._taken += len(raw)
+            packed = at.unpacker.unconsumed_tail
+            if not packed and at.taken < self._length:
+                raw = bytearray(min(_CHUNK_BYTES, self._length - at.taken))
+                self.source.read_into(self._start + at.taken, memoryview(raw))
+                at.taken += len(raw)
                 packed = bytes(raw)
             try:
-                piece = self._unpacker.decompress(packed, most)
+                piece = at.unpacker.decompress(packed, most)
             except zlib.error as error:
                 raise FormatError(f"cannot be unpacked: {error}", source=self.label) from error
             if piece:
-                self._position += len(piece)
+                at.position += len(piece)
                 return piece
-            if self._unpacker.eof or (not packed and self._taken >= self._length):
+            if at.unpacker.eof or (not packed and at.taken >= self._length):
                 raise FormatError(
-                    f"unpacks to {self._position:,} bytes, {self.size:,} were announced",
+                    f"unpacks to {at.position:,} bytes, {self.size:,} were announced",
                     source=self.label,
                 )
+
+
+class _Unpacking:
+    """How far the bytes were unpacked."""
+
+    __slots__ = ("position", "taken", "unpacker")
+
+    def __init__(self) -> None:
+        self.unpacker = zlib.decompressobj(-15)
+        self.taken = 0
+        self.position = 0
+
+
+class _Turn:
+    """Whose turn it is in one process, and how far the last one came."""
+
+    __slots__ = ("lock", "reached")
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.reached: _Unpacking | None = None
