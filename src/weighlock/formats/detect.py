@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
 from weighlock.formats.dcp import METADATA_NAME, is_dcp, open_dcp
+from weighlock.formats.deepspeed import is_deepspeed, open_deepspeed, tag_in
 from weighlock.formats.gguf import is_gguf, open_gguf
 from weighlock.formats.npy import MAGIC, open_npy
 from weighlock.formats.npz import is_npz, open_npz
@@ -115,6 +116,9 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
         ) from error
     if is_dcp(names):
         return open_dcp(os.path.join(path, METADATA_NAME), limits)
+    if is_deepspeed(names):
+        return open_deepspeed(path, names, limits, open_source)
+    tag = tag_in(path, names)
     names = [name for name in names if not name.startswith(".")]
     for endings in _MODELS:
         for ending in endings:
@@ -126,6 +130,8 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
                     f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one by name",
                     source=path,
                 )
+    if tag is not None:
+        return _open_directory(tag, limits)
     raise FormatError(
         "holds no model: no *.safetensors, *.bin, *.pt, *.gguf, *.npz, *.index.json", source=path
     )

@@ -7,11 +7,13 @@ owner can read. Who has neither key nor URL cannot guess it.
 import fcntl
 import os
 import secrets
+from collections.abc import Iterator
 
 from blake3 import blake3
 
 from weighlock.errors import DiskError, SourceError
 from weighlock.sources.inflated import InflatedSource
+from weighlock.sources.joined import Joined
 from weighlock.sources.local import FileSource
 from weighlock.sources.window import Window
 from weighlock.tensors.catalog import Catalog
@@ -109,8 +111,8 @@ def token_in(path: str) -> str:
 
 def stable_id(key: bytes, path: str, catalog: Catalog) -> str:
     """The id of a share of these files as they are now."""
-    found = [_innermost(source) for ref in catalog.values() for source in ref.sources()]
-    sources = {source.path: source for source in found if isinstance(source, FileSource)}
+    found = (file for ref in catalog.values() for s in ref.sources() for file in _innermost(s))
+    sources = {file.path: file for file in found if isinstance(file, FileSource)}
     hasher = blake3(key=key)
     hasher.update(os.fsencode(os.path.abspath(path)))
     for name in sorted(sources):
@@ -118,10 +120,15 @@ def stable_id(key: bytes, path: str, catalog: Catalog) -> str:
     return hasher.hexdigest(16)
 
 
-def _innermost(source: object) -> object:
-    while isinstance(source, (InflatedSource, Window)):
-        source = source.source
-    return source
+def _innermost(source: object) -> Iterator[object]:
+    """The sources that others are made of."""
+    if isinstance(source, Joined):
+        for run in source.runs:
+            yield from _innermost(run.source)
+    elif isinstance(source, (InflatedSource, Window)):
+        yield from _innermost(source.source)
+    else:
+        yield source
 
 
 def stable_inbox_id(key: bytes, path: str) -> str:
