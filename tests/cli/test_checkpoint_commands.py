@@ -26,6 +26,8 @@ import weighlock
 from weighlock.cli import main
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
+META = torch.empty(2, device="meta")
+NO_DATA = "it has no data (meta), only a dtype and a shape"
 BOTH = pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
 
 
@@ -77,7 +79,7 @@ def unsupported():
         warnings.simplefilter("ignore")
         half = torch.zeros(2, dtype=torch.complex32)
     wide = torch.tensor([1 + 2j], dtype=torch.complex128)
-    return {"good": torch.ones(3), "wide": wide, "sparse": torch.eye(2).to_sparse(), "half": half}
+    return {"good": torch.ones(3), "wide": wide, "meta": META, "half": half}
 
 
 class TestLs:
@@ -101,7 +103,7 @@ class TestLs:
         result = command("ls", path)
         assert "1#2" in succeeded(result)
         assert "would both be named '1'" in result.stderr
-        assert "sparse is left out" in result.stderr
+        assert "meta is left out" in result.stderr
         assert "half is left out" in result.stderr
         assert "note" not in result.stdout
 
@@ -132,7 +134,7 @@ class TestInfo:
     def test_what_is_not_read_is_named(self, tmp_path, command):
         path = write(tmp_path / "m.pt", unsupported())
         facts = json.loads(succeeded(command("info", "--json", path)))
-        assert facts["unreadable"].keys() == {"sparse", "half"}
+        assert facts["unreadable"].keys() == {"meta", "half"}
         assert facts["dtypes"].keys() == {"F32", "C128"}
 
 
@@ -242,7 +244,7 @@ class TestConvert:
     @BOTH
     def test_what_safetensors_cannot_hold_is_refused_by_name(self, tmp_path, command, legacy):
         path, target = tmp_path / "m.pt", tmp_path / "m.safetensors"
-        for name in ("wide", "sparse", "half"):
+        for name in ("wide", "meta", "half"):
             write(path, {"good": torch.ones(3), name: unsupported()[name]}, legacy=legacy)
             result = command("convert", path, target)
             assert_refused(result, repr(name), "--skip-unsupported")
@@ -252,12 +254,12 @@ class TestConvert:
     def test_skipped_with_a_report(self, tmp_path, command, legacy):
         path, target = write(tmp_path / "m.pt", unsupported(), legacy=legacy), tmp_path / "a"
         said = succeeded(command("convert", "--skip-unsupported", path, target))
-        for name in ("wide", "sparse", "half"):
+        for name in ("wide", "meta", "half"):
             assert f"left out: {name}: " in said
         assert list(load_file(target)) == ["good"]
         result = command("convert", "--skip-unsupported", "--json", path, tmp_path / "b")
         facts = json.loads(succeeded(result))
-        assert facts["skipped"].keys() == {"wide", "sparse", "half"}
+        assert facts["skipped"].keys() == {"wide", "meta", "half"}
         assert facts["tensors"] == 1
 
     def test_a_selection_is_not_refused_for_what_it_leaves_out(self, tmp_path, command):
@@ -298,22 +300,21 @@ class TestConvert:
     def test_shards_with_a_tensor_that_is_not_read(self, tmp_path, command):
         folder = tmp_path / "in"
         folder.mkdir()
-        sparse = torch.eye(2).to_sparse()
-        write(folder / "m-1.bin", {"a": torch.ones(2), "sparse": sparse, "epoch": 7})
-        index = {"weight_map": {"a": "m-1.bin", "sparse": "m-1.bin"}}
+        write(folder / "m-1.bin", {"a": torch.ones(2), "meta": META, "epoch": 7})
+        index = {"weight_map": {"a": "m-1.bin", "meta": "m-1.bin"}}
         (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
         target = tmp_path / "m.safetensors"
-        assert_refused(command("convert", folder, target), "'sparse'", "--skip-unsupported")
+        assert_refused(command("convert", folder, target), "'meta'", "--skip-unsupported")
         result = command("convert", "--json", "--skip-unsupported", folder, target)
-        assert json.loads(succeeded(result))["skipped"] == {"sparse": "a sparse tensor"}
+        assert json.loads(succeeded(result))["skipped"] == {"meta": NO_DATA}
         assert {k: v.tolist() for k, v in load_file(target).items()} == {"a": [1, 1]}
         facts = json.loads(succeeded(command("info", "--json", folder)))
         assert facts["tensors"] == 1
-        assert facts["unreadable"] == {"sparse": "a sparse tensor"}
+        assert facts["unreadable"] == {"meta": NO_DATA}
         assert facts["extras"] == {"m-1.bin": {"epoch": 7}}
         listed = command("ls", folder)
         assert "1 tensors" in succeeded(listed)
-        assert "sparse is left out" in listed.stderr
+        assert "meta is left out" in listed.stderr
         assert "1 tensors are the same, 0 differ" in succeeded(command("diff", folder, target))
         succeeded(command("verify", "--data", folder))
 

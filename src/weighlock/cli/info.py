@@ -1,6 +1,7 @@
 """`weighlock info`: what a model is made of, in totals."""
 
 from collections import Counter
+from collections.abc import Mapping
 
 import click
 import msgspec
@@ -12,6 +13,7 @@ from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
 from weighlock.formats.save import own_metadata
 from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.groups import Group
 
 __all__ = ["command"]
 
@@ -24,11 +26,12 @@ def command(path: str, credential: Credential, as_json: bool) -> None:
     """Show totals of PATH: parameters, bytes per dtype, metadata, shards."""
     with weighlock.open(path, access=access_to(credential, path)) as catalog:
         facts = _facts(path, catalog.readable())
+        groups = catalog.groups
         print_notes(catalog)
     if as_json:
         print_json(facts)
     else:
-        _show(facts)
+        _show(facts, groups)
 
 
 def _facts(path: str, catalog: Catalog) -> dict[str, object]:
@@ -61,12 +64,16 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
         },
         # Of a sharded model, what its index says and what its files say alike.
         "metadata": {**catalog.metadata, **own_metadata(catalog)},
+        "groups": {
+            name: {"kind": g.kind, "dtype": g.dtype, "shape": g.shape, "parts": dict(g.parts)}
+            for name, g in catalog.groups.items()
+        },
         "unreadable": dict(catalog.unreadable),
         "extras": as_json_value(catalog.extras),
     }
 
 
-def _show(facts: dict[str, object]) -> None:
+def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:
     get: dict[str, dict[str, dict[str, int]]] = facts  # type: ignore[assignment]
     rows = [
         ["path", escaped(str(facts["path"]))],
@@ -90,6 +97,10 @@ def _show(facts: dict[str, object]) -> None:
             for key, value in pairs.items():
                 shown = escaped(value)
                 click.echo(f"  {escaped(key)} {sign} {_cut(shown)}")
+    if groups:
+        click.echo("\ngroups")
+        for name, group in groups.items():
+            click.echo(f"  {escaped(name)} : {escaped(str(group))}")
     extras: dict[str, object] = facts["extras"]  # type: ignore[assignment]
     if extras:
         click.echo("\nextras")

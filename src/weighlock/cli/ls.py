@@ -1,5 +1,6 @@
 """`weighlock ls`: names, dtypes, shapes and bytes."""
 
+import fnmatch
 import re
 from collections.abc import Iterable
 
@@ -10,6 +11,8 @@ from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, print_json, print_notes, weights
 from weighlock.cli.text import columns, escaped, quantity, size
 from weighlock.sources.access import Credential
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.groups import Group
 from weighlock.tensors.ref import TensorRef
 
 __all__ = ["command"]
@@ -33,15 +36,34 @@ def command(
         refs = list(chosen.values())
         if not patterns or not catalog.is_sharded:  # a few tensors of many files open those only
             print_notes(catalog)
+        # Those of shards would open every one of them.
+        groups = {} if patterns and catalog.is_sharded else _groups(chosen, patterns)
         if as_json:
-            print_json(_folded_facts(refs) if fold else [_facts(ref) for ref in refs])
+            facts = _folded_facts(refs) if fold else [_facts(ref) for ref in refs]
+            print_json(facts + [_group_facts(name, group) for name, group in groups.items()])
             return
         rows = _folded_rows(refs) if fold else [_row(ref) for ref in refs]
         right = frozenset({1, 4}) if fold else frozenset({3})
         if rows:
             click.echo(columns(rows, right))
+        for name, group in groups.items():
+            click.echo(f"{escaped(name)}: {escaped(str(group))}")
         elements = sum(ref.spec.size for ref in refs)
         click.echo(f"{len(refs):,} tensors, {quantity(elements)} elements, {size(chosen.nbytes)}")
+
+
+def _groups(catalog: Catalog, patterns: tuple[str, ...]) -> dict[str, Group]:
+    """Tensors that are several entries, or have no data: those with parts in it, or that match."""
+    return {
+        name: group
+        for name, group in catalog.groups.items()
+        if group.parts or not patterns or any(fnmatch.fnmatchcase(name, p) for p in patterns)
+    }
+
+
+def _group_facts(name: str, group: Group) -> dict[str, object]:
+    facts = {"name": name, "dtype": group.dtype, "shape": group.shape, "bytes": 0}
+    return {**facts, "kind": group.kind, "parts": dict(group.parts)}
 
 
 def _facts(ref: TensorRef) -> dict[str, object]:

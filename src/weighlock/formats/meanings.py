@@ -13,11 +13,14 @@ from weighlock.formats.torch_names import STORAGE_WIDTHS
 from weighlock.tensors.spec import Layout
 
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import numpy as np
 
 __all__ = [
     "ANY",
     "MOST",
+    "ComposedTensor",
     "InlineTensor",
     "Meaning",
     "Storage",
@@ -87,7 +90,19 @@ class Unreadable:
     reason: str
 
 
-Meaning: TypeAlias = StoredTensor | InlineTensor | Unreadable
+@dataclass(frozen=True, slots=True)
+class ComposedTensor:
+    """A tensor that is several others: a sparse, quantised or nested one. Without parts, a spec."""
+
+    kind: str
+    dtype: str
+    """Torch's name."""
+    shape: tuple[int | None, ...]
+    """None for a dimension whose size differs from element to element."""
+    parts: "Mapping[str, StoredTensor | InlineTensor]"
+
+
+Meaning: TypeAlias = StoredTensor | InlineTensor | Unreadable | ComposedTensor
 
 
 def ints(value: Any, what: str, most: int = MOST) -> tuple[int, ...]:

@@ -11,8 +11,8 @@ from typing import Any
 
 import numpy as np
 
-from weighlock.errors import LayoutError
-from weighlock.formats.meanings import InlineTensor, Meaning
+from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.formats.meanings import ComposedTensor, InlineTensor, Meaning
 from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
 from weighlock.formats.rebuild import attributes_of, tensor_of
 from weighlock.formats.record_nodes import (
@@ -24,6 +24,8 @@ from weighlock.formats.record_nodes import (
     plain_object,
 )
 from weighlock.limits import Limits
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.groups import Group
 from weighlock.tensors.spec import check_name
 
 __all__ = ["RecordTree", "read_tree"]
@@ -38,6 +40,8 @@ class RecordTree:
     """What is not a tensor, as plain values."""
     notes: tuple[str, ...]
     """What a reader should know: names that had to be changed to stay apart."""
+    groups: dict[str, Group]
+    """Tensors that are several of those above together."""
 
 
 def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
@@ -49,12 +53,13 @@ def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
     """
     survey = _Survey(limits or Limits())
     survey.visit(root)
-    tensors, notes = _Naming(survey).names_below(root)
+    naming = _Naming(survey)
+    naming.name_below(root)
     extras = survey.value_of(root)
     if not isinstance(extras, dict):
         is_nothing = extras is None and root is not None  # it was a tensor
         extras = {} if is_nothing else {"": extras}
-    return RecordTree(tensors, extras, notes)
+    return RecordTree(naming.tensors, extras, tuple(naming.notes), naming.groups)
 
 
 _LONG_TEXT = 65_536
@@ -165,19 +170,26 @@ class _Naming:
 
     def __init__(self, survey: _Survey) -> None:
         self._survey = survey
-        self._tensors: dict[str, Meaning] = {}
+        self.tensors: dict[str, Meaning] = {}
+        self.groups: dict[str, Group] = {}
+        self.notes: list[str] = []
         self._paths: dict[str, tuple[Any, ...]] = {}
-        self._notes: list[str] = []
         self._numbers: Counter[str] = Counter()
         self._name_bytes = self._parts = 0
 
-    def names_below(self, root: Any) -> tuple[dict[str, Meaning], tuple[str, ...]]:
+    def name_below(self, root: Any) -> None:
+        """Fill `tensors`, `groups` and `notes`."""
         limits = self._survey.limits
         for path, node in self._paths_to_tensors(root):
-            self._enter(path, self._survey.meaning[id(node)])
-            if len(self._tensors) > limits.tensors:
-                limits.check("tensors", len(self._tensors), "names of tensors")
-        return self._tensors, tuple(self._notes)
+            meaning = self._survey.meaning[id(node)]
+            name = self._enter(path, meaning)
+            if isinstance(meaning, ComposedTensor):
+                parts = {
+                    part: self._enter((*path, part), inner) for part, inner in meaning.parts.items()
+                }
+                self.groups[name] = Group(meaning.kind, _shown(meaning.dtype), meaning.shape, parts)
+            if len(self.tensors) > limits.tensors:
+                limits.check("tensors", len(self.tensors), "names of tensors")
 
     def _paths_to_tensors(self, root: Any) -> Iterator[tuple[tuple[Any, ...], Any]]:
         survey = self._survey
@@ -219,7 +231,7 @@ class _Naming:
                 on_path.add(key)
                 stack.append(iter(below))
 
-    def _enter(self, path: tuple[Any, ...], meaning: Meaning) -> None:
+    def _enter(self, path: tuple[Any, ...], meaning: Meaning) -> str:
         limits = self._survey.limits
         self._parts += len(path)  # a few to a name, unless names are made to be many and long
         if self._parts // 8 > limits.tensors:
@@ -229,24 +241,33 @@ class _Naming:
             check_name(name)
         except LayoutError:
             escaped = name.encode("unicode_escape").decode() if name else "''"
-            self._notes.append(f"a name that no file can hold is shown as {escaped!r}")
+            self.notes.append(f"a name that no file can hold is shown as {escaped!r}")
             name = "\\__metadata__" if name == "__metadata__" else escaped
         if len(name) > limits.name_bytes:
             limits.check("name_bytes", len(name), "length of a name")
         self._name_bytes += len(name)
         if self._name_bytes > _MOST_NAME_BYTES:
             limits.check("tensors", limits.tensors + 1, "names of tensors, which grow too long")
-        if name in self._tensors:
+        if name in self.tensors:
             first, self._numbers[name] = name, self._numbers[name] + 1
-            while (name := f"{first}#{self._numbers[first] + 1}") in self._tensors:
+            while (name := f"{first}#{self._numbers[first] + 1}") in self.tensors:
                 self._numbers[first] += 1
-            self._notes.append(
+            self.notes.append(
                 f"{_spelled(self._paths.get(first, ()))} and {_spelled(path)} would both be named "
                 f"{first!r}; the second is {name}"
             )
-        self._tensors[name] = meaning
+        self.tensors[name] = meaning
         if len(self._paths) < _REMEMBERED_PATHS:
             self._paths[name] = path
+        return name
+
+
+def _shown(torch_name: str) -> str:
+    """A dtype as everything else shows it, if it is one."""
+    try:
+        return DType.of(f"torch.{torch_name}").value
+    except UnsupportedDType:
+        return torch_name
 
 
 def _spelled(path: tuple[Any, ...]) -> str:

@@ -226,6 +226,11 @@ class ShardedRefs(Mapping[str, TensorRef]):
                 f"tensor {name!r} is not read: {catalog.unreadable[name]}",
                 source=self._places[shard],
             )
+        if name in catalog.groups:
+            raise UnsupportedDType(
+                f"tensor {name!r} is {catalog.groups[name]}: open this file by itself",
+                source=self._places[shard],
+            )
         if name not in catalog:
             raise LayoutError(
                 f"has no tensor {name!r}, which its index says it holds", source=self._places[shard]

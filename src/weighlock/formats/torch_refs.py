@@ -10,7 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
-from weighlock.formats.meanings import InlineTensor, Meaning, Storage, StoredTensor
+from weighlock.formats.meanings import ComposedTensor, InlineTensor, Meaning, Storage, StoredTensor
 from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef
@@ -50,6 +50,9 @@ def make_refs(
                 refs[name] = _stored(name, meaning, place_of, swap=swap)
             elif isinstance(meaning, InlineTensor):
                 refs[name] = _inline(name, meaning)
+            elif isinstance(meaning, ComposedTensor):
+                if not meaning.parts:
+                    unreadable[name] = f"it has no data ({meaning.kind}), only a dtype and a shape"
             else:
                 unreadable[name] = meaning.reason
         except UnsupportedDType as error:

@@ -53,7 +53,7 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
     )
     notes = tree.notes if archive.has_checksums else (*tree.notes, _UNCHECKED)
-    beside = Beside({}, tree.extras, notes, unreadable, named, archive.check)
+    beside = Beside({}, tree.extras, notes, unreadable, named, archive.check, tree.groups)
     return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
 
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weighlock.errors import LayoutError, LocalProtocolError, UnsupportedDType
 from weighlock.lifetimes import Lifetime
+from weighlock.tensors.groups import Group
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import load_together
 
@@ -45,18 +46,25 @@ class Beside:
     unreadable: Mapping[str, str] = field(default_factory=dict)
     globals: Mapping[tuple[str, str], int] = field(default_factory=dict)
     check: Callable[[Callable[[int], None]], None] | None = None
+    groups: Mapping[str, Group] = field(default_factory=dict)
 
     def with_shards(self, shards: "Mapping[str, Catalog]") -> "Beside":
         """This and what the files of a sharded model hold, told apart by the names of the files."""
         extras, notes = dict(self.extras), list(self.notes)
         unreadable, named = dict(self.unreadable), dict(self.globals)
+        groups = dict(self.groups)
         for file, shard in shards.items():
             if shard.extras:
                 extras[file] = shard.extras
             notes += [f"{file}: {note}" for note in shard.notes]
             unreadable.update(shard.unreadable)
+            for name, group in shard.groups.items():
+                if group.parts:  # an index names the whole, and no name leads to its parts
+                    unreadable[name] = f"{group}: open {file} by itself"
+                else:
+                    groups[name] = group
             named = {**shard.globals, **named}  # a place is that in the first file
-        return Beside(self.aliases, extras, tuple(notes), unreadable, named, self.check)
+        return Beside(self.aliases, extras, tuple(notes), unreadable, named, self.check, groups)
 
 
 class Catalog(Lifetime, Mapping[str, TensorRef]):
@@ -99,7 +107,13 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         other._close = None
 
     def __getitem__(self, name: str) -> TensorRef:
-        return self._refs[name]
+        try:
+            return self._refs[name]
+        except KeyError:
+            told = self._beside.groups.get(name) or self._beside.unreadable.get(name)
+            if told is None:
+                raise
+            raise KeyError(f"{name}: {told}") from None
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._refs)
@@ -164,6 +178,16 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         Unless the index of a sharded model lists them: `readable` leaves them out there.
         """
         return self._whole_beside().unreadable
+
+    @property
+    def groups(self) -> Mapping[str, Group]:
+        """Tensors that are several entries together (sparse, quantised, nested), by name.
+
+        And those without data (meta), which have no entry at all. A group of which a part is not
+        in this catalog is left out.
+        """
+        found = self._whole_beside().groups
+        return {n: g for n, g in found.items() if all(p in self._refs for p in g.parts.values())}
 
     @property
     def globals(self) -> Mapping[tuple[str, str], int]:
@@ -242,11 +266,13 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
                 raise LayoutError(f"{origin[new]!r} and {old!r} would both be named {new!r}")
             renamed[new] = ref if new == old else ref.renamed(new)
             origin[new] = old
-        return self._with(renamed)
+        groups = {new_name(name): g.renamed(new_name) for name, g in self._beside.groups.items()}
+        return self._with(renamed, replace(self._beside, groups=groups))
 
-    def _with(self, refs: Mapping[str, TensorRef]) -> "Catalog":
+    def _with(self, refs: Mapping[str, TensorRef], beside: Beside | None = None) -> "Catalog":
         """Other refs into the same files; those are still this catalog's to close."""
-        return Catalog(refs, self._metadata, shards=self._shards, beside=self._beside)
+        beside = beside or self._beside
+        return Catalog(refs, self._metadata, shards=self._shards, beside=beside)
 
     def noted(self, note: str) -> "Catalog":
         """The same catalog with one more note; it takes over what there is to close."""
