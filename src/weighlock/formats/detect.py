@@ -12,7 +12,9 @@ from weighlock.formats.gguf import is_gguf, open_gguf
 from weighlock.formats.npy import MAGIC, open_npy
 from weighlock.formats.npz import is_npz, open_npz
 from weighlock.formats.safetensors import open_safetensors
+from weighlock.formats.tar_directory import is_tar
 from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
+from weighlock.formats.torch_tar import open_torch_tar
 from weighlock.formats.torch_zip import open_torch_zip
 from weighlock.limits import Limits
 from weighlock.sources.base import Source
@@ -146,6 +148,8 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
         return open_npz(source, limits) if is_npz(first) else open_torch_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)
+    if is_tar(first) and first[8:9] != b"{":
+        return open_torch_tar(source, limits)
     if is_gguf(first):
         return open_gguf(source, limits)
     if first.startswith(MAGIC):
@@ -166,7 +170,7 @@ def _impostor(first: bytes) -> str | None:
         if first.startswith(magic):
             return what
     if first[257:262] == b"ustar":
-        return "a tar archive, which this version does not read"
+        return "a tar archive whose first header is damaged"
     if not any(first) and len(first) == 512:
         return "all zeros at its start: a download or copy that was cut off?"
     text = first.removeprefix(codecs.BOM_UTF8).lstrip()

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 __all__ = [
     "ANY",
     "MOST",
+    "MOST_DIMENSIONS",
     "ComposedTensor",
     "InlineTensor",
     "Meaning",

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING
 from weighlock.errors import FormatError, LimitExceeded
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.npy import MAGIC, is_object, read_header
+from weighlock.formats.tar_directory import has_tar_header
 from weighlock.formats.torch_legacy import after_storages, is_legacy
 from weighlock.formats.torch_names import is_known
+from weighlock.formats.torch_tar import tar_globals
 from weighlock.formats.zip_directory import (
     LocalHeaders,
     Member,
@@ -59,13 +61,17 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
         LimitExceeded: it is longer or does more than the limits allow.
     """
     limits = limits or Limits()
-    first = bytearray(min(9, source.size))
+    first = bytearray(min(512, source.size))
     source.read_into(0, memoryview(first))
     if first[:4] == b"PK\x03\x04":
         for archive in archives_in(source, limits):  # distributed checkpoints: one for each chunk
             for finding in _scan_archive(archive, limits):
                 place = f"{archive.start:,}: {finding.place}" if archive.start else finding.place
                 yield replace(finding, place=place)
+        return
+    if has_tar_header(bytes(first)):  # before safetensors: torch would take it for tar
+        for name, named in tar_globals(source, limits):
+            yield from _as_findings(named, name)
         return
     if first[8:9] == b"{":  # safetensors: its header's length may begin as a pickle does
         return
