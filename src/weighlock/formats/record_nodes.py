@@ -27,6 +27,7 @@ _LISTS = {
     ("collections", "deque"),
     ("torch", "Size"),
 }
+_CONTAINERS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 SIMPLE = {int, float, bool, str, bytes, type(None)}
 _LONGEST_PATH = 4096
 _LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
@@ -37,7 +38,12 @@ def _name_of(call: Call) -> tuple[str, str]:
     func = call.func
     if type(func) is PersistentId and type(func.pid) is tuple and len(func.pid) > 1:
         func = func.pid[1]  # ('module', class, file, source)
-    return canonical(func.module, func.name) if type(func) is Global else ("", "")
+    if type(func) is not Global:
+        return "", ""
+    if func.module == "torch.jit._pickle" and call.args:  # a container with its type beside it
+        kind = _CONTAINERS.get(type(call.args[0]))
+        return ("builtins", kind) if kind else (func.module, func.name)
+    return canonical(func.module, func.name)
 
 
 def _attributes(call: Call) -> dict[Any, Any]:

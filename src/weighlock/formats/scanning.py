@@ -93,9 +93,11 @@ def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
         named = begin > 0 or member.name.endswith((".pkl", ".pickle"))
         if begin == member.size or (not named and member.size > limits.pickle_bytes):
             continue
-        if not named and "/data/" in f"/{member.name}":
+        if not named and any(f"/{part}/" in f"/{member.name}" for part in ("data", "constants")):
             continue  # a storage: its bytes are numbers, and may begin with anything
         raw = inflated(source, member, limits.pickle_bytes, check_crc=False)
+        if member.name.endswith(".py") and raw[:1] != b"\x80":
+            continue  # the code of TorchScript; "class" would begin a pickle of protocol 0
         feed = Feed(raw, label=f"{source.label}: {member.name}")
         at = begin
         while at < len(raw):  # a second pickle may follow the first

@@ -101,6 +101,8 @@ _KNOWN = {
     *(("torch.storage", name) for name in ("UntypedStorage", "TypedStorage", "_LegacyStorage")),
     *(("torch", name) for name in (*_DTYPES, *_QSCHEMES, "Size", "Tensor", "device")),
     ("torch.serialization", "_get_layout"),
+    *(("torch.jit._pickle", f"build_{kind}list") for kind in ("int", "tensor", "double", "bool")),
+    ("torch.jit._pickle", "restore_type_tag"),
     ("torch._tensor", "_rebuild_from_type"),
     ("torch._tensor", "_rebuild_from_type_v2"),
     ("torch._tensor", "Tensor"),

@@ -1,5 +1,7 @@
 """PyTorch checkpoints since 1.6: a ZIP archive of one pickle and one member for each storage.
 
+TorchScript archives are those, with constants in a second pickle, and code that is left alone.
+
 Knows which members there are and what they are for; ZIP itself is `zip_directory`'s, the pickle
 `inert_pickle`'s.
 """
@@ -11,11 +13,17 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
-from weighlock.formats.inert_pickle import Feed, read_pickle
+from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.meanings import Storage
 from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import RecordTree, read_tree
 from weighlock.formats.torch_refs import Place, check_size, make_refs
+from weighlock.formats.torch_script import (
+    CONSTANTS,
+    CONSTANTS_DIRECTORY,
+    code_note,
+    with_constants,
+)
 from weighlock.formats.zip_directory import (
     DEFLATED,
     LocalHeaders,
@@ -53,6 +61,8 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
     )
     notes = tree.notes if archive.has_checksums else (*tree.notes, _UNCHECKED)
+    if archive.is_script:
+        notes = (*notes, code_note(archive.names()))
     beside = Beside({}, tree.extras, notes, unreadable, named, archive.check, tree.groups)
     return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
 
@@ -61,15 +71,24 @@ def _read_tree(
     archive: "_Archive", source: "Source", limits: Limits
 ) -> tuple[RecordTree, dict[tuple[str, str], int]]:
     """What the pickle holds and names. The records it was read as are gone on return."""
-    raw = archive.content("data.pkl", limits.pickle_bytes)
-    pickle = read_pickle(Feed(raw, label=f"{source.label}: {archive.prefix}data.pkl"), 0, limits)
+    pickle = _read_pickle(archive, "data.pkl", source, limits)
     for record in pickle.persistent_ids:
         if is_module(record):
             raise LayoutError(
                 "a class with its source stands where a storage should", source=source.label
             )
         storage_of(record)
-    return read_tree(pickle.value, limits), pickle.globals
+    root, named = pickle.value, pickle.globals
+    if archive.is_script:
+        constants = _read_pickle(archive, CONSTANTS, source, limits)
+        root = with_constants(root, constants, source.label)
+        named = {**constants.globals, **named}
+    return read_tree(root, limits), named
+
+
+def _read_pickle(archive: "_Archive", name: str, source: "Source", limits: Limits) -> Pickle:
+    raw = archive.content(name, limits.pickle_bytes)
+    return read_pickle(Feed(raw, label=f"{source.label}: {archive.prefix}{name}"), 0, limits)
 
 
 class _Archive:
@@ -83,7 +102,12 @@ class _Archive:
         self.has_checksums = any(member.crc for member in self._members.values())
         self.prefix = self._find_prefix()
         self.big_endian = self._byte_order() == "big"
+        self.is_script = self.prefix + CONSTANTS in self._members
         self._places: dict[str, Place] = {}
+
+    def names(self) -> list[str]:
+        """The names of all members, without what they begin with in common."""
+        return [name.removeprefix(self.prefix) for name in self._members]
 
     def member(self, name: str) -> Member:
         found = self._members.get(self.prefix + name)
@@ -100,7 +124,8 @@ class _Archive:
         """Where a storage lies; its member must be as long as the pickle says."""
         place = self._places.get(storage.key)
         if place is None:
-            member = self.member(f"data/{storage.key}")
+            is_constant = self.is_script and storage.key.startswith(CONSTANTS_DIRECTORY)
+            member = self.member(storage.key if is_constant else f"data/{storage.key}")
             place = self._places[storage.key] = self._place(member)
         check_size(storage, place.span.length)
         return place
