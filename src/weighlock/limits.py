@@ -44,6 +44,9 @@ class Limits:
     depth: int = 1000
     """Deepest nesting of lists, dicts and objects in a checkpoint."""
 
+    nested_depth: int = 4
+    """How deep checkpoints that lie as bytes in checkpoints are opened; 0 leaves them alone."""
+
     connections: int = 256
     """Connections a server serves at once; further ones are refused."""
 

@@ -9,6 +9,7 @@ from weighlock.formats import sharded
 from weighlock.formats.dcp import METADATA_NAME, is_dcp, open_dcp
 from weighlock.formats.deepspeed import is_deepspeed, open_deepspeed, tag_in
 from weighlock.formats.gguf import is_gguf, open_gguf
+from weighlock.formats.nested import with_nested
 from weighlock.formats.npy import MAGIC, open_npy
 from weighlock.formats.npz import is_npz, open_npz
 from weighlock.formats.safetensors import open_safetensors
@@ -68,6 +69,10 @@ def open_catalog(
         TransferError: it is behind a URL, and could not be had.
     """
     limits = limits or Limits()
+    return with_nested(_open(target, limits, access, verify), limits, open_source)
+
+
+def _open(target: "Openable", limits: Limits, access: "Access | None", verify: bool) -> "Catalog":
     if isinstance(target, (bytes, bytearray, memoryview)):
         return open_source(BytesSource(target), limits)
     if isinstance(target, str) and target.lower().startswith(("http://", "https://")):

@@ -104,16 +104,24 @@ def raw_bytes(record: Any) -> bytes | None:
         name = canonical(record.func.module, record.func.name)
         args = record.args
         if name == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
-            try:
-                return args[0].encode("latin1") if type(args[0]) is str else None
-            except UnicodeEncodeError:
-                return None
+            return _encoded(record)
         if name in (("builtins", "bytes"), ("builtins", "bytearray")) and not args:
             return b""
         if name != ("builtins", "bytearray"):
             return None
         record = args[0]
     return None
+
+
+def _encoded(record: Call) -> bytes | None:
+    """The bytes of a text, made once for each record."""
+    found: bytes | None = getattr(record, "raw", None)
+    if found is None and type(record.args[0]) is str:
+        try:
+            found = record.raw = record.args[0].encode("latin1")
+        except UnicodeEncodeError:
+            return None
+    return found
 
 
 BUILDERS = {

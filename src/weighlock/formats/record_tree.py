@@ -62,7 +62,8 @@ def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
     return RecordTree(naming.tensors, extras, tuple(naming.notes), naming.groups)
 
 
-_LONG_TEXT = 65_536
+_LONG_TEXT = 256
+_WRAPPED = 8
 _MOST_NAME_BYTES = 64 * 1024 * 1024
 _REMEMBERED_PATHS = 10_000
 
@@ -86,7 +87,8 @@ class _Survey:
         self.holds_tensors: set[int] = set()
         self.plain: dict[int, Any] = {}
         self._pruned: set[int] = set()
-        self._uses: Counter[int] = Counter()
+        self._used: set[int] = set()
+        self._copied_bytes = 0
 
     def visit(self, root: Any) -> None:
         most_depth = self.limits.depth
@@ -105,7 +107,7 @@ class _Survey:
             seen.add(key)
             if len(open_nodes) > most_depth:
                 self.limits.check("depth", len(open_nodes), "nesting of the checkpoint")
-            if type(node) is Call and node.args and type(node.args[0]) in (str, bytes):
+            if type(node) is Call and node.args:
                 self._count_uses(node.args[0])
             meaning = tensor_of(node)
             if meaning is not None:
@@ -120,12 +122,17 @@ class _Survey:
             stack.append(_Opened(node, children))
             stack.extend([child for _, child in reversed(children)])
 
-    def _count_uses(self, part: str | bytes) -> None:
-        """Refuse one long text that thousands of records would each make a copy of."""
-        if len(part) > _LONG_TEXT:
-            self._uses[id(part)] += 1
-            copies = self._uses[id(part)] * len(part)
-            self.limits.check("pickle_bytes", copies * 8, "copies of one text")
+    def _count_uses(self, part: Any) -> None:
+        """Refuse long texts that thousands of records would each make a copy of."""
+        for _ in range(_WRAPPED):  # bytearray(encode(text))
+            if type(part) is not Call or not part.args:
+                break
+            part = part.args[0]
+        if type(part) in (str, bytes) and len(part) > _LONG_TEXT:
+            if id(part) in self._used:
+                self._copied_bytes += len(part)
+                self.limits.check("pickle_bytes", self._copied_bytes * 8, "copies of texts")
+            self._used.add(id(part))
 
     def _close(self, node: Any, children: list[tuple[Any, Any]]) -> None:
         holds_tensors = self.holds_tensors

@@ -7,10 +7,11 @@ a pickle from the scan. Knows where pickles may be; reads them with the same ine
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from weighlock.errors import FormatError, LimitExceeded
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
+from weighlock.formats.nested import nested_checkpoints, within
 from weighlock.formats.npy import MAGIC, is_object, read_header
 from weighlock.formats.tar_directory import has_tar_header
 from weighlock.formats.torch_legacy import after_storages, is_legacy
@@ -25,6 +26,7 @@ from weighlock.formats.zip_directory import (
 )
 from weighlock.formats.zip_members import member_place
 from weighlock.limits import Limits
+from weighlock.sources.local import BytesSource
 
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
@@ -70,8 +72,9 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
                 yield replace(finding, place=place)
         return
     if has_tar_header(bytes(first)):  # before safetensors: torch would take it for tar
-        for name, named in tar_globals(source, limits):
+        for name, named, value in tar_globals(source, limits):
             yield from _as_findings(named, name)
+            yield from _inside(value, name, limits)
         return
     if first[8:9] == b"{":  # safetensors: its header's length may begin as a pickle does
         return
@@ -103,13 +106,15 @@ def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
         while at < len(raw):  # a second pickle may follow the first
             found: dict[tuple[str, str], int] = {}
             try:
-                at = read_pickle(feed, at, limits, found).end
+                pickle = read_pickle(feed, at, limits, found)
             except (FormatError, LimitExceeded):
                 yield from _as_findings(found, member.name)
                 if found or (named and at == begin):
                     raise
                 break
+            at = pickle.end
             yield from _as_findings(found, member.name)
+            yield from _inside(pickle.value, member.name, limits)
 
 
 def _read_member(source: "Source", member: Member, offset: int, buffer: memoryview) -> None:
@@ -161,6 +166,7 @@ class _Row:
                     raise
                 return
             yield from _as_findings(named, "")
+            yield from _inside(pickles[-1].value, "", self._limits)
             if number == _LEGACY_PICKLES - 1 and is_legacy(self._feed.data):
                 self._step_over_storages(pickles)
                 return
@@ -172,6 +178,17 @@ class _Row:
         except FormatError:
             return  # nobody could find the next one either
         self.end = max(end, self._start + pickles[4].end)
+
+
+def _inside(value: Any, place: str, limits: Limits) -> Iterator[Finding]:
+    """What checkpoints name that lie as bytes in a pickle: somebody may load those as well."""
+    if not limits.nested_depth:
+        return
+    inside = f"bytes in {place}" if place else "bytes"
+    for raw in nested_checkpoints(value):
+        bounded = within(raw, limits)
+        for finding in scan_source(BytesSource(raw, inside), bounded):
+            yield replace(finding, place=f"{finding.place} of {inside}".removeprefix(" of "))
 
 
 def _as_findings(named: dict[tuple[str, str], int], place: str) -> Iterator[Finding]:

@@ -82,8 +82,8 @@ def open_torch_tar(source: "Source", limits: Limits | None = None) -> Catalog:
 
 def tar_globals(
     source: "Source", limits: Limits
-) -> Iterator[tuple[str, dict[tuple[str, str], int]]]:
-    """What each member that torch would unpickle names, by the name of the member.
+) -> Iterator[tuple[str, dict[tuple[str, str], int], Any]]:
+    """What each member that torch would unpickle names, and the object where there is one.
 
     Raises:
         FormatError, LimitExceeded: after what was named before the fault.
@@ -101,16 +101,17 @@ def tar_globals(
             continue
         named: dict[tuple[str, str], int] = {}
         records = _Records(source, window, spans[name], name, limits, named)
+        value = None
         try:
             if name == "storages":
                 _Storages(records, limits)
             elif name == "tensors":
                 _tensor_records(records)
             else:
-                records.next_pickle()
+                value = records.next_pickle().value
         except (FormatError, LimitExceeded) as error:
             broken = broken or error
-        yield name, named
+        yield name, named, value
     if broken is not None:
         raise broken
 

@@ -279,6 +279,10 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         beside = replace(self._beside, notes=(*self._beside.notes, note))
         return Catalog(self._refs, self._metadata, self._close, self._shards, beside, self._keep)
 
+    def replaced(self, refs: Mapping[str, TensorRef], beside: Beside) -> "Catalog":
+        """The same file with other refs into it; it takes over what there is to close."""
+        return Catalog(refs, self._metadata, self._close, self._shards, beside, self._keep)
+
     def keeping(self, keep: "Keeping") -> "Catalog":
         """The same catalog of temporary files; it takes over what there is to close."""
         return Catalog(self._refs, self._metadata, self._close, self._shards, self._beside, keep)
