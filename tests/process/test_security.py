@@ -507,6 +507,47 @@ def test_e5_wildcard_with_a_public_url_serves():
         assert weighlock.fetch(here)["b"].load().tobytes() == ARRAYS["b"].tobytes()
 
 
+@pytest.mark.parametrize(
+    "url",
+    ["weights.example:8400", "ftp://weights.example", "http://", "", "http://a/?b", "http://a/#b"],
+)
+def test_e5_public_url_that_no_ticket_can_begin_with_is_refused(url):
+    with pytest.raises(LocalProtocolError, match="public_url"):
+        Server(public_url=url)
+
+
+@pytest.mark.parametrize("port", [-1, 65536])
+def test_number_that_is_no_port_is_refused(port):
+    with pytest.raises(LocalProtocolError, match=f"port {port}"):
+        Server(port=port)
+
+
+@pytest.mark.parametrize("given", ["client_ca", "tls_key"])
+def test_e5_clients_are_not_admitted_unasked_for_want_of_a_certificate(given):
+    with pytest.raises(LocalProtocolError, match=f"{given} without a certificate"):
+        Server(**{given: "file.pem"})
+
+
+@pytest.mark.parametrize(("length", "status"), [(1000, b"206"), (3000, b"431")])
+@pytest.mark.parametrize("lines", [1, 50])
+def test_e4_head_that_comes_at_once_is_bounded_like_one_that_trickles(lines, length, status):
+    with Server(limits=Limits(request_head_bytes=2048)) as server:
+        path = server.share(ARRAYS).url.removeprefix(server.url).encode()
+        head = b"GET %s HTTP/1.1\r\nHost: a\r\nRange: bytes=0-0\r\n" % path
+        more = b"X: %s\r\n" % (b"a" * (length // lines)) * lines
+        with socket.create_connection(("127.0.0.1", server.port), 5) as raw:
+            raw.sendall(head + more + b"\r\n")
+            assert raw.recv(100).split()[1] == status
+
+
+def test_target_in_the_form_for_proxies_is_understood():
+    with Server() as server:
+        share = server.share(ARRAYS)
+        with socket.create_connection(("127.0.0.1", server.port), 5) as raw:
+            raw.sendall(b"HEAD %s HTTP/1.1\r\nHost: a\r\n\r\n" % share.url.encode())
+            assert raw.recv(100).split()[1] == b"200"
+
+
 @pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "127.9.9.9", "::1"])
 def test_e5_loopback_needs_neither(host):
     if host == "::1" and not os.path.exists("/proc/net/if_inet6"):

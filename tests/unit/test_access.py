@@ -215,3 +215,8 @@ def test_header_that_cannot_be_sent_is_refused_without_showing_it(text):
 def test_name_of_a_header_is_one(name):
     with pytest.raises(SourceError, match="name of a header"):
         Credential(headers={name: "x"})
+
+
+def test_path_that_is_taken_for_a_url_is_shown_as_it_was_given():
+    with pytest.raises(SourceError, match=r"^models/a\.pt: only http"):
+        Address.of("models/a.pt")

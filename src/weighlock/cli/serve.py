@@ -42,7 +42,12 @@ _DEFAULT_PORT = 8400
 @click.option("--tls-key", type=click.Path(), help="Its key, if it is not in the same file.")
 @click.option("--client-ca", type=click.Path(), help="Admit only holders of its certificates.")
 @click.option("--insecure", is_flag=True, help="Let others connect without TLS.")
-@click.option("--expires", type=float, metavar="SECONDS", help="End the shares after this time.")
+@click.option(
+    "--expires",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="SECONDS",
+    help="End the shares after this time.",
+)
 @click.option("--cacheable", is_flag=True, help="Let caches in front of this server keep them.")
 @click.option(
     "--inbox", "inbox_path", type=click.Path(), help="Take what is pushed, into this directory."

@@ -6,6 +6,7 @@ import socket
 import ssl
 
 from weighlock.errors import LocalProtocolError, Refused, SourceError
+from weighlock.sources.access import Address, shown
 
 __all__ = ["check_address", "server_tls", "shake_hands"]
 
@@ -24,10 +25,24 @@ def check_address(host: str, public_url: str | None, *, is_open: bool) -> None:
             f"{host} can be reached by others: give a certificate (tls_cert=), or spell out "
             "insecure=True"
         )
-    if public_url is None and _is_wildcard(host):
+    if public_url is not None:
+        check_public_url(public_url)
+    elif _is_wildcard(host):
         raise LocalProtocolError(
             f"{host} stands for every address: name the one others use with public_url="
         )
+
+
+def check_public_url(url: str) -> None:
+    """Raise `LocalProtocolError` unless tickets can be made of it by adding to its end."""
+    try:
+        address = Address.of(url)
+    except SourceError as error:
+        raise LocalProtocolError(
+            f"public_url {shown(url)!r}: give scheme and host, as in https://weights.example:8400"
+        ) from error
+    if "?" in address.target or address.fragment:
+        raise LocalProtocolError(f"public_url {shown(url)!r}: what follows its path has no place")
 
 
 def _is_loopback(host: str) -> bool:
@@ -46,8 +61,21 @@ def _is_wildcard(host: str) -> bool:
         return False
 
 
-def server_tls(cert: str, key: str | None, client_ca: str | None) -> ssl.SSLContext:
-    """A context for TLS 1.2 or newer, that asks clients for a certificate if told whose."""
+def server_tls(cert: str | None, key: str | None, client_ca: str | None) -> ssl.SSLContext | None:
+    """A context for TLS 1.2 or newer, that asks clients for a certificate if told whose.
+
+    Returns:
+        None if there is no certificate.
+
+    Raises:
+        LocalProtocolError: a key, or whom to admit, was given without one. Nobody would be turned
+            away, although that was asked for.
+    """
+    if cert is None:
+        if key is not None or client_ca is not None:
+            given = "tls_key" if client_ca is None else "client_ca"
+            raise LocalProtocolError(f"{given} without a certificate: give tls_cert as well")
+        return None
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:

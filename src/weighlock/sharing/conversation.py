@@ -122,6 +122,9 @@ class Conversation:
                 self._h11.receive_data(data)
             elif isinstance(event, h11.Request):
                 request = event
+                # h11 bounds a head that is not complete yet: one that came at once may be longer.
+                if _head_bytes(event) > self._limits.request_head_bytes:
+                    raise h11.RemoteProtocolError("the head is too long", error_status_hint=431)
                 if event.method == b"PUT":
                     return request, b""  # its body is received by whom it is for
             elif isinstance(event, h11.Data):
@@ -262,9 +265,18 @@ def _read_head(request: h11.Request) -> tuple[str, dict[str, str]]:
     """What a request names, and its headers."""
     headers = {name.decode("ascii"): value.decode("latin-1") for name, value in request.headers}
     try:
-        return request.target.decode("ascii"), headers
+        target = request.target.decode("ascii")
     except UnicodeDecodeError:
         return "/", headers
+    if target.startswith(("http://", "https://")):  # the form that proxies are asked in
+        target = f"/{target.partition('://')[2].partition('/')[2]}"
+    return target, headers
+
+
+def _head_bytes(request: h11.Request) -> int:
+    """How long a head is, as it came."""
+    lines = sum(len(name) + len(value) + len(b": \r\n") for name, value in request.headers)
+    return len(request.method) + len(request.target) + len(b"  HTTP/1.1\r\n\r\n") + lines
 
 
 class _Length:

@@ -14,7 +14,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 
-from weighlock.errors import DiskError
+from weighlock.errors import DiskError, LocalProtocolError
 from weighlock.limits import Limits
 
 __all__ = ["Listener", "Peer"]
@@ -54,6 +54,7 @@ class Listener:
 
     Raises:
         DiskError: the address cannot be bound.
+        LocalProtocolError: it cannot be a port.
     """
 
     def __init__(self, host: str, port: int, serve: Callable[[Peer], None], limits: Limits) -> None:
@@ -66,6 +67,8 @@ class Listener:
         self.refused = 0
         """Connections turned away because there were too many."""
         self._pid = os.getpid()
+        if not 0 <= port <= 65535:
+            raise LocalProtocolError(f"port {port}: ports are numbers from 0 to 65535")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET
         self._socket = socket.socket(family, socket.SOCK_STREAM)
         try:

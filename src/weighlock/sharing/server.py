@@ -64,6 +64,7 @@ class Server(Lifetime):
 
     Raises:
         Refused: the address can be reached by others, and there is no TLS.
+        LocalProtocolError: what was given does not go together, or cannot be an address.
         DiskError: the address cannot be bound.
     """
 
@@ -85,7 +86,7 @@ class Server(Lifetime):
         token = check_token(page) if isinstance(page, str) else secrets.token_hex(16)
         self._limits = limits or Limits()
         self._directory = directory
-        self._tls = None if tls_cert is None else server_tls(tls_cert, tls_key, client_ca)
+        self._tls = server_tls(tls_cert, tls_key, client_ca)
         check_address(host, public_url, is_open=insecure or self._tls is not None)
         self._offers = Offers(self._limits)
         self._budget = Budget(self._limits.budget_bytes)
@@ -148,8 +149,9 @@ class Server(Lifetime):
             receivers: names of those it is for: each has a ticket, `share.url_for(name)`, and the
                 share is over when each has landed, failed, aborted or been lost.
             expires_s: how long it lasts at the most.
-            idle_s: a receiver not heard for so long is lost; a share without named receivers is
-                over so long after the last request. None: never.
+            idle_s: a receiver that has begun and is not heard for so long is lost; a share without
+                named receivers is over so long after the last request. None: never. Who never
+                came is waited for until the share expires or is revoked.
             on_done: called once with the outcome when it is over, from the thread that ended it.
             cacheable: let caches in front of this server keep it.
             title: what people call it, on the page.

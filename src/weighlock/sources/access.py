@@ -118,7 +118,8 @@ def shown(url: str) -> str:
             pieces[number] = "…"  # the id is the capability
     host = parts.netloc.rpartition("@")[2]
     query = "?…" if parts.query else ""
-    return f"{parts.scheme}://{host}{'/'.join(pieces)}{query}"[:300]
+    start = f"{parts.scheme}://{host}" if parts.scheme or host else ""
+    return f"{start}{'/'.join(pieces)}{query}"[:300]
 
 
 @dataclass(frozen=True, slots=True)
