@@ -2,6 +2,7 @@
 
 import io
 import os
+import threading
 import weakref
 import zipfile
 
@@ -11,10 +12,13 @@ from transfer_samples import read, whole
 from unit_samples import descriptors_of, sample
 
 import weighlock
+from waiting import until
 from weighlock.errors import ShortRead, SourceChanged, SourceError
 from weighlock.limits import Limits
-from weighlock.sources.local import FileSource
-from weighlock.tensors.spec import Span
+from weighlock.sources.local import BytesSource, FileSource
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.spec import Layout, Span, TensorSpec
+from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents, FilePart
 from weighlock.transfer.layout import lay_out
 
@@ -191,6 +195,26 @@ def test_after_closing_what_must_be_gathered_is_an_error():
     contents.close()
     with pytest.raises(SourceError, match="over"):
         whole(contents)
+
+
+def test_closing_ends_the_gathering_of_a_large_tensor():
+    shape = (32, 1024, 1024)
+    closers = []
+
+    class Slow(BytesSource):
+        def read_into(self, offset, buffer):
+            if not closers:  # somebody closes while it is being gathered
+                closers.append(threading.Thread(target=contents.close))
+                closers[0].start()
+                until(lambda: contents._closing)
+            super().read_into(offset, buffer)
+
+    spec = TensorSpec("a", DType.U8, shape)
+    ref = StoredRef(spec, Slow(bytes(2048)), Span(0, 2048), Layout(0, shape, (0, 1, 0)))
+    contents = Contents(lay_out({"a": ref}))
+    with pytest.raises(SourceError, match="share is over"):
+        read(contents, contents.size - 10, 10)
+    closers[0].join()
 
 
 def test_closing_lets_go_of_everything():

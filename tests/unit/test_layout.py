@@ -12,9 +12,12 @@ from transfer_samples import every_tensor, expected_bytes, read, whole
 from unit_samples import sample
 
 import weighlock
-from weighlock.errors import FormatError, LayoutError
+from weighlock.errors import FormatError, LayoutError, LimitExceeded
 from weighlock.limits import Limits
-from weighlock.tensors.spec import Span
+from weighlock.sources.local import BytesSource
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.spec import Layout, Span, TensorSpec
+from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
 
@@ -150,3 +153,18 @@ def test_metadata_of_a_catalog_is_kept_unless_there_is_other(tmp_path):
 def test_header_has_a_bound():
     with pytest.raises(LayoutError, match="500 are allowed"):
         lay_out({"a" * 1000: np.zeros(3)}, limits=Limits(header_bytes=500))
+
+
+@pytest.mark.parametrize("strides", [(0, 0), (0, 1), (1, 0), (1, 1), (1, -1)])
+def test_tensor_of_a_file_is_not_made_large_by_repeating_its_elements(strides):
+    shape = (20_000, 20_000)
+    source = BytesSource(bytes(40_000))
+    start = 20_000 if -1 in strides else 0
+    spec = TensorSpec("a", DType.U8, shape)
+    ref = StoredRef(spec, source, Span(0, 40_000), Layout(start, shape, strides))
+    assert lay_out({"a": ref}).size > 400_000_000
+    with pytest.raises(LimitExceeded, match=r"'a', of repeated elements: 400,000,000 asked"):
+        lay_out({"a": ref}, limits=Limits(expanded_bytes=399_999_999))
+    once = StoredRef(TensorSpec("a", DType.U8, (200, 200)), source, Span(0, 40_000))
+    turned = StoredRef(once.spec, source, once.span, Layout(0, (200, 200), (1, 200)))
+    lay_out({"a": once, "b": turned.renamed("b")}, limits=Limits(expanded_bytes=0))

@@ -183,3 +183,8 @@ class Layout:
             else:
                 high += reach
         return low, high - low + 1
+
+    @property
+    def repeats(self) -> bool:
+        """Whether it has more elements than there are positions for them."""
+        return self.size > self.cover()[1]

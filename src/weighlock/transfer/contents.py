@@ -94,6 +94,8 @@ class Contents:
         self._gathering = threading.Lock()
         self._scratch: Scratch | None = None
         self._laid_down: dict[int, FilePart] = {}
+        self._closing = False
+        """Gathering ends, which holds the lock meanwhile."""
         self._closed = False
 
     @property
@@ -103,6 +105,7 @@ class Contents:
 
     def close(self) -> None:
         """Let go of the tensors and of what was gathered. Idempotent."""
+        self._closing = True
         with self._gathering:
             self._closed = True
             if self._scratch is not None:
@@ -234,9 +237,16 @@ class Contents:
     def _lay_down(self, key: int, ref: TensorRef) -> FilePart:
         if self._scratch is None:
             self._scratch = Scratch(self._directory)
-        span = self._scratch.append(ref.pieces(), ref.nbytes)
+        span = self._scratch.append(self._while_open(ref), ref.nbytes)
         self._laid_down[key] = FilePart(self._scratch, span.offset, span.length)
         return self._laid_down[key]
+
+    def _while_open(self, ref: TensorRef) -> Iterator[memoryview]:
+        """The pieces of a tensor, until this is closed: who closes does not wait for gigabytes."""
+        for piece in ref.pieces():
+            if self._closing:
+                raise SourceError(f"tensor {ref.name!r}: its share is over")
+            yield piece
 
 
 def _is_in_memory(ref: TensorRef) -> bool:

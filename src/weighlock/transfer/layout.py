@@ -12,6 +12,7 @@ from typing import Literal, NamedTuple
 from weighlock.formats.virtual import Segment, place_all
 from weighlock.limits import Limits
 from weighlock.tensors.spec import Span, TensorSpec
+from weighlock.tensors.stored import StoredRef
 
 __all__ = ["Segment", "Touched", "VirtualFile", "lay_out"]
 
@@ -78,8 +79,14 @@ def lay_out(
     Raises:
         LayoutError: something is not a plain tensor.
         UnsupportedDType: safetensors cannot hold it.
+        LimitExceeded: a tensor of a file is made large by repeating its elements.
     """
+    limits = limits or Limits()
     placed = place_all(tensors, metadata, tied=tied, limits=limits)
+    for segment in placed.segments:
+        ref = segment.ref
+        if isinstance(ref, StoredRef) and ref.layout is not None and ref.layout.repeats:
+            limits.check("expanded_bytes", ref.nbytes, f"tensor {ref.name!r}, of repeated elements")
     segments = tuple(segment for segment in placed.segments if segment.span.length)
     specs = tuple(segment.ref.spec for segment in placed.segments)
     return VirtualFile(placed.header, segments, placed.size, specs, placed.aliases)
