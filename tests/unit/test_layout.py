@@ -168,3 +168,13 @@ def test_tensor_of_a_file_is_not_made_large_by_repeating_its_elements(strides):
     once = StoredRef(TensorSpec("a", DType.U8, (200, 200)), source, Span(0, 40_000))
     turned = StoredRef(once.spec, source, once.span, Layout(0, (200, 200), (1, 200)))
     lay_out({"a": once, "b": turned.renamed("b")}, limits=Limits(expanded_bytes=0))
+
+
+def test_what_is_no_mapping_is_named_with_what_to_pass():
+    import torch
+
+    with pytest.raises(LayoutError, match=r"a Linear is .* pass its state_dict\(\)"):
+        lay_out(torch.nn.Linear(2, 2))
+    for wrong in ("model.pt", None, [("a", sample("F32", (2,)))]):
+        with pytest.raises(LayoutError, match=r"pass a state dict, or what weighlock\.open gives"):
+            lay_out(wrong)

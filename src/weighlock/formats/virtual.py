@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from weighlock.errors import LayoutError
 from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
 from weighlock.formats.save import own_metadata, source_positions, untied
 from weighlock.limits import Limits
@@ -60,6 +61,12 @@ def place_all(
         UnsupportedDType: safetensors cannot hold it.
     """
     limits = limits or Limits()
+    if not isinstance(tensors, Mapping):
+        is_module = callable(getattr(tensors, "state_dict", None))
+        raise LayoutError(
+            f"a {type(tensors).__name__} is no mapping of names to tensors: pass "
+            + ("its state_dict()" if is_module else "a state dict, or what weighlock.open gives")
+        )
     if isinstance(tensors, Catalog) and metadata is None:
         metadata = own_metadata(tensors)
     beside = check_metadata(metadata)
