@@ -953,6 +953,35 @@ def test_progress_and_abort_of_every_format(way, path, plain, tmp_path):
     assert len(told) > began
 
 
+@pytest.mark.parametrize("fault", [None, "touched", "changed there"])
+def test_shards_that_have_landed_are_not_pulled_again(fault, serve, formats, tmp_path):
+    etags = {path: f'"{path}"' for path in formats}
+    server = serve(lambda request, content: ranged(request, content, etags[request.path]), formats)
+    target = tmp_path / "pulled"
+
+    def interrupt(done, total):
+        if done > 0.9 * total:
+            raise ConnectionAbortedError
+
+    with pytest.raises(ConnectionAbortedError):
+        weighlock.fetch(server.url(FORMATS[3]), into=target, progress=interrupt)
+    first = target / "model-00001-of-00003.safetensors"
+    if fault == "touched":
+        os.utime(first, (1, 1))
+    elif fault == "changed there":
+        etags[f"/sharded/{first.name}"] = '"another"'
+    before = first.stat().st_ino
+    told = []
+    with weighlock.fetch(
+        server.url(FORMATS[3]), into=target, progress=lambda *counts: told.append(counts)
+    ) as catalog:
+        assert_equal(loaded(catalog), expected(FORMATS[3]))
+    assert (first.stat().st_ino == before) is (fault is None)
+    assert told[-1][0] == told[-1][1]
+    found = {f"/sharded/{path.name}": path.read_bytes() for path in target.iterdir()}
+    assert found == {name: data for name, data in formats.items() if name.startswith("/sharded/")}
+
+
 def test_room_for_all_shards_is_looked_for_before_the_first(plain, tmp_path, monkeypatch):
     room = SimpleNamespace(f_blocks=1, f_frsize=1, f_bavail=2_000_000)  # one shard, but not all
     monkeypatch.setattr(os, "fstatvfs", lambda fd: room)

@@ -7,6 +7,7 @@ a power loss the journal could be on the disk and the blocks not.
 
 import threading
 from collections.abc import Iterable, Sequence
+from typing import TypeVar
 
 import msgspec
 from blake3 import blake3
@@ -17,7 +18,9 @@ from weighlock.sources.grid import block_count
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.transfer.landing import FileLanding
 
-__all__ = ["Journal"]
+__all__ = ["Journal", "read_record", "write_record"]
+
+R = TypeVar("R", bound=msgspec.Struct)
 
 _EVERY_BLOCKS = 8
 _MAGIC = b"weighlock journal\n"
@@ -30,6 +33,32 @@ class _Record(msgspec.Struct, frozen=True):
     size: int
     landed: bytes
     """One bit per block."""
+
+
+def write_record(file: ResumableFile, offset: int, record: msgspec.Struct) -> None:
+    """Put a record behind what a file holds."""
+    body = msgspec.msgpack.encode(record)
+    text = _MAGIC + len(body).to_bytes(8, "little") + blake3(body).digest() + body
+    file.write(offset, memoryview(text))
+
+
+def read_record(file: ResumableFile, offset: int, kind: type[R]) -> R | None:
+    """The record behind what a file holds, if there is a whole one."""
+    head = bytearray(len(_MAGIC) + 40)
+    if not file.read_into(offset, memoryview(head)):
+        return None
+    length = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 8], "little")
+    if not head.startswith(_MAGIC) or length > _MOST_BYTES:
+        return None
+    body = bytearray(length)
+    if not file.read_into(offset + len(head), memoryview(body)):
+        return None
+    if blake3(body).digest() != head[len(_MAGIC) + 8 :]:
+        return None
+    try:
+        return msgspec.msgpack.decode(body, type=kind)
+    except msgspec.DecodeError:
+        return None
 
 
 class Journal:
@@ -95,26 +124,10 @@ class Journal:
     def _write(self) -> None:
         boot = Owner.current().boot
         record = _Record(self._validator, boot, self._size, bytes(self._landed))
-        body = msgspec.msgpack.encode(record)
-        text = _MAGIC + len(body).to_bytes(8, "little") + blake3(body).digest() + body
-        self._file.write(self._size, memoryview(text))
+        write_record(self._file, self._size, record)
 
     def _read(self) -> _Record | None:
-        head = bytearray(len(_MAGIC) + 40)
-        if not self._file.read_into(self._size, memoryview(head)):
-            return None
-        length = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 8], "little")
-        if not head.startswith(_MAGIC) or length > _MOST_BYTES:
-            return None
-        body = bytearray(length)
-        if not self._file.read_into(self._size + len(head), memoryview(body)):
-            return None
-        if blake3(body).digest() != head[len(_MAGIC) + 8 :]:
-            return None
-        try:
-            return msgspec.msgpack.decode(body, type=_Record)
-        except msgspec.DecodeError:
-            return None
+        return read_record(self._file, self._size, _Record)
 
 
 class _JournaledPlace:

@@ -4,17 +4,17 @@ Knows which tensor lies in which file; how one file is fetched is `one`'s.
 """
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
-from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.effects import PosixDisk
 from weighlock.disk.place import Place
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError
 from weighlock.fetching.filling import check_memory, into_arrays
+from weighlock.fetching.landed_shards import LandedShards
 from weighlock.fetching.one import How, One, choose, save_chosen
 from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import noted, open_url
@@ -110,28 +110,43 @@ def _fetch_files(
     for shard in urls.values():
         with closing(how.open(shard)) as source:
             total += source.size
-    before = 0
-    landed: dict[str, Lease] = {}
     if isinstance(into, Spool):
         into.reserve(total)
-    else:
-        os.makedirs(into, exist_ok=True)
-        _reserve(into, total)
+        return open_landed_shards(index, _to_spool(urls, total, into, base, tell, how), how.limits)
+    os.makedirs(into, exist_ok=True)
+    _reserve(into, total)
+    path = os.path.join(into, os.path.basename(address.target.partition("?")[0]) or INDEX_NAME)
+    before = 0
+    with LandedShards(path, index.raw, durable=how.durable) as landed:
+        for name, shard in urls.items():
+            with closing(how.open(shard)) as source:
+                told = _scaled(tell, before, source.size, total)
+                if not landed.is_here(name, source):
+                    one = One(source, None, base, how)
+                    one.fetch(None, os.path.join(into, name), told).close()
+                    landed.add(name, source)
+                elif told is not None:
+                    told(1, 1)
+                before += source.size
+    return open_catalog(path, how.limits)
+
+
+def _to_spool(
+    urls: Mapping[str, str],
+    total: int,
+    spool: Spool,
+    base: Catalog | None,
+    tell: Callable[[int, int], None] | None,
+    how: How,
+) -> "dict[str, Lease]":
+    landed: dict[str, Lease] = {}
+    before = 0
     for name, shard in urls.items():
         with closing(how.open(shard)) as source:
             told = _scaled(tell, before, source.size, total)
-            one = One(source, None, base, how)
-            if isinstance(into, Spool):
-                landed[name] = one.to_spool(into, told)
-            else:
-                one.fetch(None, os.path.join(into, name), told).close()
+            landed[name] = One(source, None, base, how).to_spool(spool, told)
             before += source.size
-    if isinstance(into, Spool):
-        return open_landed_shards(index, landed, how.limits)
-    name = os.path.basename(address.target.partition("?")[0]) or INDEX_NAME
-    with AtomicFile(os.path.join(into, name), durable=how.durable) as file:
-        file.write(0, memoryview(index.raw))
-    return open_catalog(os.path.join(into, name), how.limits)
+    return landed
 
 
 def _reserve(directory: "str | os.PathLike[str]", total: int) -> None:
