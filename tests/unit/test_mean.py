@@ -2,6 +2,7 @@
 
 import os
 
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -237,6 +238,10 @@ WRONG = [
     (("model.safetensors",), {}, "not one model"),
     (({"a": GOOD}, {"b": 1}), {}, "weight for 'b'"),
     (({"a": GOOD, "b": GOOD}, {"a": 1}), {}, "b: has the weight None"),
+    (([GOOD],), {"integers": "maximum"}, "integers='maximum': it is one of 'equal'"),
+    (([GOOD],), {"missing": "ignore"}, "missing='ignore': it is one of 'error', 'skip'"),
+    (([GOOD],), {"on_lost": "skip"}, "on_lost='skip': it is one of 'error', 'exclude'"),
+    (([GOOD],), {"threads": -1}, "threads=-1"),
 ]
 
 
@@ -244,6 +249,41 @@ WRONG = [
 def test_wrong_calls_are_refused(given, options, says):
     with pytest.raises(CombineError, match=says):
         weighlock.mean(*given, **options)
+
+
+def test_options_that_are_not_there_are_refused(tmp_path):
+    calls = {
+        "mean": lambda **options: weighlock.mean([GOOD], **options),
+        "median": lambda **options: weighlock.median([GOOD], **options),
+        "difference": lambda **options: weighlock.difference(GOOD, GOOD, **options),
+        "Mean": lambda **options: weighlock.Mean(tmp_path / "sum", **options),
+    }
+    for call in calls.values():
+        with pytest.raises(TypeError, match="no option 'mising'"):
+            call(mising="skip")
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("dtype", ["BF16", "F16", "F32", "F64", "F8_E4M3"])
+def test_what_overflows_is_refused(dtype):
+    kind = weighlock.DType.of(dtype).numpy
+    largest = {"w": np.full(3, ml_dtypes.finfo(kind).max)}
+    smallest = {"w": -largest["w"]}
+    assert largest["w"].dtype == kind
+    for call in (
+        lambda **options: weighlock.apply(largest, largest, **options),
+        lambda **options: weighlock.difference(largest, smallest, **options),
+    ):
+        with pytest.raises(CombineError, match="tensor 'w' overflows"):
+            call()
+        assert not np.isfinite(call(finite=False)["w"].load().astype(np.float64)).any()
+    for found in (
+        weighlock.mean([largest] * 3),
+        weighlock.median([largest] * 4),
+        weighlock.trimmed_mean([largest] * 5, 0.2),
+        weighlock.apply(largest, largest, -0.5),
+    ):
+        assert np.isfinite(found["w"].load().astype(np.float64)).all()
 
 
 def test_names_are_used_in_reports_and_errors(tmp_path):

@@ -7,7 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from typing import Literal, TypeAlias, TypedDict
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 from weighlock.abort import Abort
 from weighlock.combining.contributors import (
@@ -22,6 +22,7 @@ from weighlock.combining.contributors import (
     is_loss,
 )
 from weighlock.combining.engine import Lost, Setting, combine_blocks
+from weighlock.combining.integers import IntegerPolicy
 from weighlock.combining.outcome import Out, Report, target_for
 from weighlock.combining.plan import Part
 from weighlock.disk.spool import Spool
@@ -30,7 +31,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.tensors.catalog import Catalog
 
-__all__ = ["Combination", "Given", "OnLost", "Options"]
+__all__ = ["Combination", "Given", "OnLost", "Options", "check_options"]
 
 OnLost: TypeAlias = Literal["error", "exclude"]
 
@@ -57,6 +58,30 @@ class Options(TypedDict, total=False):
     limits: Limits | None
 
 
+def check_options(options: Options, integers: IntegerPolicy = "equal") -> None:
+    """Refuse what a call cannot mean: a misspelt policy must not become another one.
+
+    Raises:
+        TypeError: there is no such option.
+        CombineError: it has no such value.
+    """
+    unknown = options.keys() - Options.__optional_keys__
+    if unknown:
+        there = ", ".join(sorted(Options.__optional_keys__))
+        raise TypeError(f"there is no option {min(unknown)!r}; there are: {there}")
+    policies = (
+        ("integers", integers, get_args(IntegerPolicy)),
+        ("missing", options.get("missing", "error"), get_args(Missing)),
+        ("on_lost", options.get("on_lost", "error"), get_args(OnLost)),
+    )
+    for name, value, values in policies:
+        if value not in values:
+            raise CombineError(f"{name}={value!r}: it is one of {', '.join(map(repr, values))}")
+    threads = options.get("threads", 0)
+    if not isinstance(threads, int) or threads < 0:
+        raise CombineError(f"threads={threads!r}: as many as work, or 0 for one a core")
+
+
 @dataclass(frozen=True, slots=True)
 class Combination:
     """How a call was asked to combine; `of` does it."""
@@ -75,8 +100,16 @@ class Combination:
     limits: Limits = field(default_factory=Limits)
 
     @classmethod
-    def asked(cls, out: Out, options: Options, *, same_dtype: bool = True) -> "Combination":
+    def asked(
+        cls,
+        out: Out,
+        options: Options,
+        *,
+        same_dtype: bool = True,
+        integers: IntegerPolicy = "equal",
+    ) -> "Combination":
         """From what a call was given."""
+        check_options(options, integers)
         limits = options.get("limits") or Limits()
         return cls(
             out=out,

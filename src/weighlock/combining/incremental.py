@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from weighlock.combining.combination import Combination, Given, Options
+from weighlock.combining.combination import Combination, Given, Options, check_options
 from weighlock.combining.contributors import (
     Combinable,
     Contributor,
@@ -79,6 +79,7 @@ class Mean(Lifetime):
     ) -> None:
         self._double = accumulate is not None and not is_single(accumulate)
         self._single = is_single(accumulate)
+        check_options(options, integers)
         self._integers = integers
         self._finite = finite
         self._options = options

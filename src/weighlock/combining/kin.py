@@ -218,7 +218,8 @@ def _trimmed(
             TensorSpec(shared.name, dtype, shared.refs[0].shape), shared.refs, shared.owners, how
         )
 
-    return Combination.asked(out, options).of(weighed(catalogs, None), part_of)
+    asked = Combination.asked(out, options, integers=integers)
+    return asked.of(weighed(catalogs, None), part_of)
 
 
 def _named(role: str, value: Combinable) -> str:

@@ -87,7 +87,8 @@ def mean(
         spec = TensorSpec(shared.name, dtype, counted.refs[0].shape)
         return Part(spec, counted.refs, counted.owners, how)
 
-    return Combination.asked(out, options).of(weighed(catalogs, weights), part_of)
+    asked = Combination.asked(out, options, integers=integers)
+    return asked.of(weighed(catalogs, weights), part_of)
 
 
 def is_single(accumulate: "DTypeLike | None") -> bool:

@@ -42,6 +42,8 @@ class TrimmedMean:
             with np.errstate(all="ignore"):
                 means = left.sum(axis=0)
                 means /= len(left)
+                if np.isinf(means).any() and np.isfinite(left).all():  # it is the sum that was
+                    means = np.clip((left / len(left)).sum(axis=0), left[0], left[-1])
             means[np.isnan(values[-1])] = np.nan
             target = out[begin * width : (begin + count) * width]
             if dtype.is_float:

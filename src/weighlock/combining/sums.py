@@ -71,9 +71,21 @@ class WeightedSum:
             target = out[begin * width : (begin + count) * width]
             if is_averaged(self.dtype):
                 narrow(sums, self.dtype, target)
+                if self.finite and self._may_grow:
+                    self._check(target, begin)
             else:
                 integers = target.view(unit_dtype(self.dtype).numpy)
                 integers[...] = rounded_to(sums, integers.dtype)
+
+    @property
+    def _may_grow(self) -> bool:
+        """Whether results may be larger than every row, and too large: those of a mean are not."""
+        return sum(map(abs, self.weights)) > 1.001 or set(self.dtypes) != {self.dtype}
+
+    def _check(self, result: Array, first: int) -> None:
+        wrong = np.flatnonzero(~np.isfinite(result.view(unit_dtype(self.dtype).numpy)))
+        if wrong.size:
+            raise Fault("overflows", unit=first + int(wrong[0]))
 
     @property
     def _is_plain(self) -> bool:
@@ -98,9 +110,10 @@ class WeightedSum:
         if not largest.any():
             out[:] = 0
             return True
-        bound = self._bound(largest)
-        if not bound < _LARGEST:
+        total = self._largest_sum(largest)
+        if not total < _LARGEST:
             return False
+        bound = self._bound(total)
         sums = desk.array("sums", (bits.shape[1],), np.float32)
         ends = desk.array("ends", sums.shape, np.float32)
         _sum(np.array(self.weights, np.float32), rows.view(DType.BF16.numpy), sums)
@@ -120,13 +133,16 @@ class WeightedSum:
             result[undecided] = self._again(bits, undecided)
         return True
 
-    def _bound(self, largest: Array) -> float:
-        """More than what float32 sums are off, for rows whose largest numbers have these bits."""
+    def _largest_sum(self, largest: Array) -> float:
+        """What no sum is beyond, for rows whose largest numbers have these bits."""
         values = (largest.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-        total = float(np.abs(self.weights) @ values)
+        return float(np.abs(self.weights) @ values)
+
+    def _bound(self, total: float) -> float:
+        """More than what float32 sums are off, where no sum is beyond `total`."""
         # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each
         # is off by 2**-24 of `total` at the most; or by 2**-150, next to zero.
-        return (len(values) + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
+        return (len(self.weights) + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
 
     def _again(self, bits: Array, columns: Array) -> Array:
         """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
