@@ -206,6 +206,36 @@ def test_the_demo_runs_federated_rounds_and_cleans_up(weighlock_command, tmp_pat
     assert list(tmp_path.iterdir()) == []
 
 
+@pytest.mark.skipif(not os.path.exists("/proc/self/task"), reason="needs Linux's /proc")
+@pytest.mark.parametrize("ended", ["by Ctrl-C", "by a site's death"])
+def test_a_demo_that_is_ended_says_one_line_at_most_and_cleans_up(ended, tmp_path):
+    demo = subprocess.Popen(
+        [*COMMAND, "demo", "--size", "20MB"],
+        env={**os.environ, "TMPDIR": str(tmp_path)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    with demo:
+        while "bytes each" not in demo.stdout.readline():
+            pass
+        with open(f"/proc/{demo.pid}/task/{demo.pid}/children") as children:
+            sites = [int(pid) for pid in children.read().split()]
+        assert len(sites) == 3
+        if ended == "by Ctrl-C":
+            os.killpg(demo.pid, signal.SIGINT)
+        else:
+            os.kill(sites[1], signal.SIGKILL)
+        said = demo.communicate(timeout=60)[1]
+    if ended == "by Ctrl-C":
+        assert (demo.returncode, said.strip()) == (130, "")
+    else:
+        assert (demo.returncode, said) == (1, "weighlock: site-2 ended with code -9\n")
+    assert not [pid for pid in sites if os.path.exists(f"/proc/{pid}")]
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_the_demo_leaves_its_files_where_it_is_told(weighlock_command, tmp_path):
     kept = tmp_path / "kept"
     small = ("demo", "--size", "8MB", "--sites", 1, "--rounds", 1, "--keep", kept)
@@ -217,5 +247,5 @@ def test_the_demo_leaves_its_files_where_it_is_told(weighlock_command, tmp_path)
         "site-1",
     ]
     succeeded(weighlock_command("verify", "--data", "--finite", kept / "model-1.safetensors"))
-    assert_refused(weighlock_command(*small), "kept")
+    assert_refused(weighlock_command(*small), "kept: exists; --keep makes a new directory")
     assert weighlock_command("demo", "--sites", 0).returncode == 2

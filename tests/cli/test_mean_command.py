@@ -88,5 +88,6 @@ def test_names_are_escaped(mean, tmp_path):
 
 def test_wrong_usage(models, mean, weighlock_command):
     assert_wrong_usage(mean(*models, "--weights", "a,b"))
+    assert_wrong_usage(mean(*models, "--threads", "-1"))
     assert_wrong_usage(weighlock_command("mean", *models))
     assert_refused(mean(*models, "--weights", "1,2"), "3 contributors and 2 weights")

@@ -19,7 +19,7 @@ from weighlock.cli.demo_model import is_trained, specs_of, tensors_of
 from weighlock.cli.demo_site import peak_bytes, send
 from weighlock.cli.shared import SIZE
 from weighlock.cli.text import columns, escaped, quantity, size
-from weighlock.errors import CombineError, TransferError
+from weighlock.errors import CombineError, DiskError, TransferError
 from weighlock.sources.access import Address
 
 __all__ = ["command"]
@@ -46,6 +46,8 @@ def command(total: int, sites: int, rounds: int, keep: str | None) -> None:
         if keep is None:
             directory = stack.enter_context(tempfile.TemporaryDirectory(prefix="weighlock-demo-"))
         else:
+            if os.path.lexists(keep):
+                raise DiskError(f"{keep}: exists; --keep makes a new directory")
             os.makedirs(keep)
             directory = keep
         _Federation(directory, total, sites).run(rounds)
@@ -201,6 +203,7 @@ class _Federation:
                     [sys.executable, "-m", "weighlock.cli.demo_site", *arguments],
                     stdin=subprocess.PIPE,
                     stdout=subprocess.PIPE,
+                    start_new_session=True,  # Ctrl-C is for the server, which ends its sites
                 )
                 sites.append(_Site(name, process))
             yield sites

@@ -13,6 +13,7 @@ from typing import BinaryIO
 
 import weighlock
 from weighlock.cli.demo_model import trained
+from weighlock.errors import WeighlockError
 
 __all__ = ["main", "peak_bytes", "receive", "send"]
 
@@ -88,4 +89,7 @@ class _Meter:
 
 
 if __name__ == "__main__":
-    main()
+    try:
+        main()
+    except (WeighlockError, OSError) as error:  # the server may be gone, or the disk full
+        sys.exit(f"{os.path.basename(sys.argv[1])}: {error}")

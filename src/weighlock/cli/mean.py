@@ -50,7 +50,12 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 @click.option("--skip-missing", is_flag=True, help="Make a tensor of the models that have it.")
 @click.option("--exclude-lost", is_flag=True, help="Leave out models that cannot be read.")
 @click.option("--allow-nonfinite", is_flag=True, help="Let NaN and Inf through.")
-@click.option("--threads", default=0, help="How many work; one a core, four at the most, if 0.")
+@click.option(
+    "--threads",
+    default=0,
+    type=click.IntRange(min=0),
+    help="How many work; one a core, four at the most, if 0.",
+)
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
 @credential_options
