@@ -72,6 +72,12 @@ def test_nothing_to_offer_is_known_to_the_sender(server):
     assert server.pack(forwarded).share is None
 
 
+def test_a_misspelt_option_is_refused_even_if_nothing_is_offered(server):
+    for obj in ({"round": 3}, MESSAGE):
+        with pytest.raises(TypeError, match="'recievers'"):
+            server.pack(obj, recievers=["site-1"])
+
+
 def test_resolve_asks_each_owner_once_and_keeps_what_is_tied(server):
     message = weighlock.unpack(server.pack(MESSAGE).body, access=HERE)
     seen = []

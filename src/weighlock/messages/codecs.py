@@ -174,6 +174,8 @@ def refuse(value: object, path: str) -> CodecRefused:
         remedy = f"pass register_dataclass({kind.__name__}, name=…)"
     elif isinstance(value, enum.Enum):
         remedy = f"pass register_enum({kind.__name__}, name=…)"
+    elif isinstance(value, _KNOWN_WITH_KINDS):
+        remedy = "send plain values"  # these cannot be registered
     elif hasattr(value, "state_dict"):
         remedy = "send its state_dict()"
     else:

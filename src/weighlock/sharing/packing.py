@@ -101,7 +101,11 @@ def pack_and_share(server: Shares, obj: object, **options: Unpack[PackOptions]) 
 
     Raises:
         CodecRefused: something in it does not travel; says what and where. Nothing is offered then.
+        TypeError: there is no such option.
     """
+    unknown = options.keys() - PackOptions.__optional_keys__
+    if unknown:  # also if nothing is offered, where nobody would miss a receiver
+        raise TypeError(f"pack() got an unexpected keyword argument {min(unknown)!r}")
     draft = pack(
         obj,
         threshold_bytes=options.pop("threshold_bytes", THRESHOLD_BYTES),
