@@ -129,6 +129,16 @@ def _weighlock_file(path):
     return {"url": weighlock.Server().share(weighlock.open(path)).url}
 
 
+def _later(arrays):
+    """Says that it is ready, and shares when it is told to."""
+    import weighlock
+
+    server, tensors = weighlock.Server(), _bf16(arrays)
+    print(json.dumps({"url": ""}), flush=True)
+    sys.stdin.readline()
+    return {"url": server.share(tensors).url}
+
+
 def _inbox(directory):
     import weighlock
 
@@ -142,6 +152,7 @@ KINDS = {
     "raw-tls": lambda arrays, place: _raw(arrays, place, tls=True),
     "weighlock": lambda arrays, place: _weighlock(arrays, place, tls=False),
     "weighlock-tls": lambda arrays, place: _weighlock(arrays, place, tls=True),
+    "weighlock-later": lambda arrays, place: _later(arrays),
     "inbox": lambda arrays, place: _inbox(place),
     "nvflare": lambda arrays, place: _nvflare(arrays, place, tls=False),
 }
@@ -158,11 +169,20 @@ class Owner:
             stderr=subprocess.DEVNULL,
             text=True,
         )
+        self.address = self._told()
+        self.pid = self._process.pid
+
+    def go_on(self):
+        """Let it do what it waits with; `address` is what it prints then."""
+        self._process.stdin.write("go\n")
+        self._process.stdin.flush()
+        self.address = self._told()
+
+    def _told(self):
         line = self._process.stdout.readline()
         while line and not line.startswith("{"):
             line = self._process.stdout.readline()
-        self.address = json.loads(line)
-        self.pid = self._process.pid
+        return json.loads(line)
 
 
 def main():

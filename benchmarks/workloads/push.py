@@ -73,6 +73,11 @@ def _fetch(prepared):
     return weighlock.fetch(prepared.url, into=path, durable=False)
 
 
+def _share_and_fetch(prepared):
+    prepared.owner.go_on()
+    return _fetch(prepared)
+
+
 def _push(prepared):
     import weighlock
 
@@ -94,10 +99,19 @@ _PUSH = Workload(
     "Push 1 GB in tensors of 32 MB to a file on tmpfs; its sender hashes within the time",
     (
         Contender("fetch to a file", _fetch, _prepare("weighlock", 32), _check),
+        Contender(
+            "share, then fetch to a file",
+            _share_and_fetch,
+            _prepare("weighlock-later", 32),
+            _check,
+        ),
         Contender("push from memory", _push, _prepare("inbox", 32, arrays=True), _check),
         Contender("push from a file", _push, _prepare("inbox", 32, file=True), _check),
     ),
-    (Bar("push from memory", "fetch to a file", 0.9),),
+    (
+        Bar("push from memory", "fetch to a file", 0.9),
+        Bar("push from memory", "share, then fetch to a file", 0.9),
+    ),
     beside_bars={"push from memory": 64, "push from a file": 64},
 )
 
