@@ -4,6 +4,12 @@ import contextlib
 import os
 import sys
 
+# Readers are imported when their format is first met; that is no finding.
+import weighlock.formats.dcp
+import weighlock.formats.deepspeed
+import weighlock.formats.gguf
+import weighlock.formats.npz  # noqa: F401
+
 __all__ = ["watched"]
 
 _FORBIDDEN = (

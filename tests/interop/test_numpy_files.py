@@ -105,6 +105,11 @@ def test_what_is_no_number_is_left_out_and_named(tmp_path):
         weighlock.open(saved(np.array([{}], object), allow_pickle=True))
 
 
+def test_an_archive_of_nothing_but_texts_is_a_catalog_of_nothing():
+    with weighlock.open(archived(text=np.array(["a"]))) as catalog:
+        assert (list(catalog), list(catalog.unreadable)) == ([], ["text"])
+
+
 def test_two_arrays_in_one_file_give_the_first_and_a_note():
     with weighlock.open(saved(np.arange(3.0)) + saved(np.ones(2))) as catalog:
         np.testing.assert_array_equal(catalog["tensor"].load(), np.arange(3.0))

@@ -14,7 +14,7 @@ from weighlock.errors import FormatError, LayoutError, TruncatedFile, Unsupporte
 from weighlock.formats.dcp_metadata import Item, Metadata, StoredInChunks, read_metadata
 from weighlock.formats.files_beside import FilesBeside
 from weighlock.formats.inert_pickle import Feed, read_pickle
-from weighlock.formats.sharded import OpenFile, check_plain, confined
+from weighlock.formats.sharded import METADATA_NAME, OpenFile, check_plain, confined
 from weighlock.formats.torch_zip import open_torch_zip
 from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
@@ -32,9 +32,8 @@ if TYPE_CHECKING:
     from weighlock.tensors.arrays import Array
     from weighlock.tensors.slicing import Index
 
-__all__ = ["METADATA_NAME", "is_dcp", "open_dcp", "open_dcp_source"]
+__all__ = ["is_dcp", "open_dcp", "open_dcp_source"]
 
-METADATA_NAME = ".metadata"
 _SUFFIX = ".distcp"
 
 

@@ -6,12 +6,7 @@ from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
-from weighlock.formats.dcp import METADATA_NAME, is_dcp, open_dcp
-from weighlock.formats.deepspeed import is_deepspeed, open_deepspeed, tag_in
-from weighlock.formats.gguf import is_gguf, open_gguf
 from weighlock.formats.nested import with_nested
-from weighlock.formats.npy import MAGIC, open_npy
-from weighlock.formats.npz import is_npz, open_npz
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.formats.tar_directory import is_tar
 from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
@@ -94,7 +89,9 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
         return _open_directory(path, limits)
     if path.endswith(".index.json"):
         return sharded.open_index(path, limits, open_source)
-    if os.path.basename(path) == METADATA_NAME:
+    if os.path.basename(path) == sharded.METADATA_NAME:
+        from weighlock.formats.dcp import open_dcp
+
         return open_dcp(path, limits)
     source = FileSource(path)
     try:
@@ -121,11 +118,9 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
         raise SourceError(
             f"{path}: cannot be listed: {error.strerror}", errno=error.errno
         ) from error
-    if is_dcp(names):
-        return open_dcp(os.path.join(path, METADATA_NAME), limits)
-    if is_deepspeed(names):
-        return open_deepspeed(path, names, limits, open_source)
-    tag = tag_in(path, names)
+    spread = _open_spread(path, names, limits)
+    if spread is not None:
+        return spread
     names = [name for name in names if not name.startswith(".")]
     for endings in _MODELS:
         for ending in endings:
@@ -137,11 +132,33 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
                     f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one by name",
                     source=path,
                 )
-    if tag is not None:
-        return _open_directory(tag, limits)
+    if "latest" in names:
+        from weighlock.formats.deepspeed import tag_in
+
+        tag = tag_in(path, names)
+        if tag is not None:
+            return _open_directory(tag, limits)
     raise FormatError(
         "holds no model: no *.safetensors, *.bin, *.pt, *.gguf, *.npz, *.index.json", source=path
     )
+
+
+def _open_spread(path: str, names: list[str], limits: Limits) -> "Catalog | None":
+    """The checkpoint that many processes saved together; None if the directory holds none.
+
+    What reads these is imported for them only: who opens a file does not wait for it.
+    """
+    if sharded.METADATA_NAME in names:
+        from weighlock.formats.dcp import is_dcp
+
+        if is_dcp(names):
+            return _open_path(os.path.join(path, sharded.METADATA_NAME), limits)
+    if any(name.endswith("_optim_states.pt") for name in names):
+        from weighlock.formats.deepspeed import is_deepspeed, open_deepspeed
+
+        if is_deepspeed(names):
+            return open_deepspeed(path, names, limits, open_source)
+    return None
 
 
 def open_source(source: Source, limits: Limits) -> "Catalog":
@@ -150,19 +167,40 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
     source.read_into(0, memoryview(buffer))
     first = bytes(buffer)
     if first.startswith(b"PK\x03\x04") and first[4:9] != b"\0\0\0\0{":
-        return open_npz(source, limits) if is_npz(first) else open_torch_zip(source, limits)
+        name_end = 30 + int.from_bytes(first[26:28], "little")
+        if first[30:name_end].endswith(b".npy"):  # the first member of an archive of arrays is one
+            from weighlock.formats.npz import open_npz
+
+            return open_npz(source, limits)
+        return open_torch_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)
     if is_tar(first) and first[8:9] != b"{":
         return open_torch_tar(source, limits)
-    if is_gguf(first):
-        return open_gguf(source, limits)
-    if first.startswith(MAGIC):
-        return open_npy(source, limits)
+    other = _open_other(source, limits, first)
+    if other is not None:
+        return other
     impostor = _impostor(first)
     if impostor:
         raise FormatError(f"is {impostor}", source=source.label)
     return open_safetensors(source, limits)
+
+
+def _open_other(source: Source, limits: Limits, first: bytes) -> "Catalog | None":
+    """What is neither safetensors nor PyTorch's; None if it is none of these.
+
+    What reads it is imported for it only.
+    """
+    # Four zeros would be the length of a safetensors header that begins as GGUF does.
+    if first[:4] == b"GGUF" and any(first[4:8]):
+        from weighlock.formats.gguf import open_gguf
+
+        return open_gguf(source, limits)
+    if first.startswith(b"\x93NUMPY"):
+        from weighlock.formats.npy import open_npy
+
+        return open_npy(source, limits)
+    return None
 
 
 def _impostor(first: bytes) -> str | None:

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weighlock.sources.base import Source
     from weighlock.tensors.ref import TensorRef
 
-__all__ = ["TYPES_KEY", "is_gguf", "open_gguf"]
+__all__ = ["TYPES_KEY", "open_gguf"]
 
 TYPES_KEY = "gguf.tensor_types"
 """The metadata entry that names the type of each block-quantised tensor, as JSON."""
@@ -79,12 +79,6 @@ _QUANTISED = {
     40: _Blocks("NVFP4", 64, 36),
     41: _Blocks("Q1_0", 128, 18),
 }
-
-
-def is_gguf(first: bytes) -> bool:
-    """Whether a file that begins so is a GGUF file, of whatever version and byte order."""
-    # Four zeros would be the length of a safetensors header that begins as GGUF does.
-    return first[:4] == b"GGUF" and len(first) >= 8 and any(first[4:8])
 
 
 def open_gguf(source: "Source", limits: Limits | None = None) -> Catalog:

@@ -19,15 +19,9 @@ if TYPE_CHECKING:
     from weighlock.sources.base import Source
     from weighlock.tensors.ref import TensorRef
 
-__all__ = ["is_npz", "open_npz"]
+__all__ = ["open_npz"]
 
 _SUFFIX = ".npy"
-
-
-def is_npz(first: bytes) -> bool:
-    """Whether an archive that begins so is one of arrays: its first member says it."""
-    length = int.from_bytes(first[26:28], "little")
-    return first[:4] == b"PK\3\4" and first[30 : 30 + length].endswith(_SUFFIX.encode())
 
 
 def open_npz(source: "Source", limits: Limits | None = None) -> Catalog:

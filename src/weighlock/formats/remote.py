@@ -10,8 +10,7 @@ from functools import partial
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, TruncatedFile, WeighlockError
-from weighlock.formats.dcp import METADATA_NAME, open_dcp_source
-from weighlock.formats.sharded import OpenFile, ShardedRefs, read_index
+from weighlock.formats.sharded import METADATA_NAME, OpenFile, ShardedRefs, read_index
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.base import Source
@@ -59,6 +58,8 @@ def open_url(
         if is_index(url):
             catalog = _open_index(source, url, limits, open_source, open_file)
         elif Address.of(url).target.partition("?")[0].endswith(f"/{METADATA_NAME}"):
+            from weighlock.formats.dcp import open_dcp_source
+
             place_of = partial(_url_beside, url)
             catalog = open_dcp_source(source, place_of, limits, open_file)
             source.close()

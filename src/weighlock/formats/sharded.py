@@ -33,6 +33,7 @@ if TYPE_CHECKING:
 
 __all__ = [
     "INDEX_NAME",
+    "METADATA_NAME",
     "Index",
     "OpenFile",
     "ShardedRefs",
@@ -54,6 +55,8 @@ class OpenFile(Protocol):
 
 
 INDEX_NAME = "model.safetensors.index.json"
+METADATA_NAME = ".metadata"
+"""What the index of a distributed checkpoint is called; what is in it, `dcp` knows."""
 
 
 def shard_name(number: int, count: int) -> str:
