@@ -5,7 +5,7 @@ the header's bytes, in both byte orders; not where tensors lie, and not what the
 """
 
 import struct
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -158,11 +158,30 @@ class Head:
             )
         if kind == _ARRAY:
             return [self._array(key, depth + 1) for _ in range(count)]
-        if kind == _TEXT or kind not in _NUMBERS:
+        if kind == _TEXT:
+            return self._texts(count)
+        if kind not in _NUMBERS:
             return [self._scalar(key, kind) for _ in range(count)]
         dtype = np.dtype(self.order + _NUMBERS[kind])
         values: list[Any] = np.frombuffer(self._take(count * dtype.itemsize), dtype).tolist()
         return [bool(value) for value in values] if kind == _BOOL else values
+
+    def _texts(self, count: int) -> list[str]:
+        """Texts in a row. A tokenizer has half a million: one loop and local names."""
+        order: Literal["little", "big"] = "little" if self.order == "<" else "big"
+        found: list[str] = []
+        at, data = self._at, self._feed.data
+        for _ in range(count):
+            begin = at + 8
+            if begin > len(data):
+                data = self._reach(begin)
+            stop = begin + int.from_bytes(data[at:begin], order)
+            if stop > len(data):
+                data = self._reach(stop)
+            found.append(_decoded(data[begin:stop]))
+            at = stop
+        self._at = at
+        return found
 
     def _text(self, what: str, most_bytes: int) -> str:
         length = self._number("u8")
@@ -172,12 +191,7 @@ class Head:
                 source=self._source.label,
                 offset=self._at - 8,
             )
-        raw = self._take(length)
-        try:
-            return raw.decode()
-        except UnicodeDecodeError:
-            # Tokens of some tokenizers are bytes; nothing may get lost or look like another.
-            return raw.decode("utf-8", "backslashreplace")
+        return _decoded(self._take(length))
 
     def _number(self, code: str) -> Any:
         form = _FORMS[self.order + code]
@@ -185,15 +199,19 @@ class Head:
 
     def _take(self, count: int) -> bytes:
         stop = self._at + count
+        raw = self._reach(stop)[self._at : stop]
+        self._at = stop
+        return raw
+
+    def _reach(self, stop: int) -> bytes:
+        """The header, of which at least so many bytes are there."""
         if stop > len(self._feed.data) and not self._feed.extend(stop):
             raise TruncatedFile(
                 f"the header ends at byte {len(self._feed.data):,}, {stop:,} are needed",
                 source=self._source.label,
                 offset=len(self._feed.data),
             )
-        raw = self._feed.data[self._at : stop]
-        self._at = stop
-        return raw
+        return self._feed.data
 
     def _more(self, wanted: int) -> bytes:
         """Further bytes: as many as there are already, so that a long header takes few reads."""
@@ -210,3 +228,11 @@ class Head:
         raw = bytearray(min(max(wanted, have, _FIRST_BYTES), most - have))
         self._source.read_into(have, memoryview(raw))
         return bytes(raw)
+
+
+def _decoded(raw: bytes) -> str:
+    try:
+        return raw.decode()
+    except UnicodeDecodeError:
+        # Tokens of some tokenizers are bytes; nothing may get lost or look like another.
+        return raw.decode("utf-8", "backslashreplace")
