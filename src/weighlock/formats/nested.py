@@ -41,7 +41,8 @@ def with_nested(catalog: Catalog, limits: Limits, open_source: _Open) -> Catalog
     Each is opened once, where it is found first. Inner pickles may be as long as the bytes they lie
     in, so that all of them together are bounded by the outer one's limit.
     """
-    if catalog.is_sharded or not limits.nested_depth:
+    is_torch = catalog.metadata.get("format") == "pt"  # others have no bytes, and long lists
+    if not is_torch or catalog.is_sharded or not limits.nested_depth:
         return catalog
     joined: _Joined | None = None
     opened_bytes = 0
