@@ -125,6 +125,8 @@ def test_a_thousand_connections_are_survived(no_leaks, many_descriptors, limits)
             assert peer.cpu_s() - before < 0.5  # it waits, and does not spin
         assert same(weighlock.fetch(peer.url), model(3.3))
         assert peer.child.poll() is None
+        peer.child.kill()
+        assert peer.child.stderr.read().count("no descriptors left") < 5  # told, but not each time
 
 
 # --- C13: requests that are none ---

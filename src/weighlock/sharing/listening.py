@@ -131,6 +131,7 @@ class Listener:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
+        is_short = False
         while not self._stopping:
             poll.poll()
             if self._stopping:
@@ -139,10 +140,13 @@ class Listener:
                 sock, address = self._socket.accept()
             except OSError as error:
                 if error.errno in _NO_DESCRIPTORS:
+                    if not is_short:  # it is tried ten times a second, and told once
+                        _log.warning("no descriptors left for new connections: %s", error.strerror)
+                    is_short = True
                     # Still readable: without a pause this would spin until somebody hangs up.
-                    _log.warning("no descriptors left for new connections: %s", error.strerror)
                     select.select([self._wake_read], [], [], 0.1)
                 continue
+            is_short = False
             self._take(sock, str(address[0]))
 
     def _take(self, sock: socket.socket, host: str) -> None:
