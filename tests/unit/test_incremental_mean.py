@@ -8,7 +8,7 @@ import pytest
 
 import weighlock
 from unit.combining_samples import BF16, mixed_models, ulps_off, weighted
-from weighlock.errors import CombineError, FormatError, LocalProtocolError
+from weighlock.errors import CombineError, FormatError, LocalProtocolError, SourceError
 
 MODELS = [
     {name: array for name, array in model.items() if name not in ("f4", "c64")}
@@ -69,6 +69,19 @@ def test_another_process_goes_on_where_one_died(tmp_path):
         found = mean.finish()
         want = weighted(MODELS[:3], WEIGHTS[:3], "f32")
         assert ulps_off(found["f32"].load(), want, "F32") <= 0.51
+
+
+def test_a_mean_that_was_closed_elsewhere_is_not_gone_on_with(tmp_path):
+    mean, other = weighlock.Mean(tmp_path), weighlock.Mean(tmp_path)
+    mean.add({"w": np.ones(3)}, name="a")
+    other.add({"w": np.ones(3)}, name="b")
+    assert mean.finish()["w"].load().tolist() == [1, 1, 1]
+    assert list(mean.weights) == ["a", "b"]
+    other.close()
+    for go_on in (lambda: mean.add({"w": np.ones(3)}, name="c"), mean.finish):
+        with pytest.raises(SourceError, match="is gone, and with it what 2 contributed"):
+            go_on()
+    mean.close()
 
 
 REFUSED = {

@@ -30,10 +30,11 @@ from weighlock.combining.plan import Part
 from weighlock.combining.rounding import is_averaged, unit_dtype
 from weighlock.combining.rows import is_near
 from weighlock.combining.sums import WeightedSum
+from weighlock.disk.exclusion import exclusively
 from weighlock.disk.removal import remove
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
-from weighlock.errors import CombineError, LocalProtocolError, WeighlockError
+from weighlock.errors import CombineError, LocalProtocolError, SourceError, WeighlockError
 from weighlock.formats.detect import open_catalog
 from weighlock.lifetimes import Lifetime
 from weighlock.tensors.catalog import Catalog
@@ -64,8 +65,8 @@ class Mean(Lifetime):
         **options: as `mean` takes them.
 
     Memory does not grow with the model or with what is added. The accumulator takes the disk space
-    of the model in its precision, and as much again while something is added. One process at a time
-    may use a directory.
+    of the model in its precision, and as much again while something is added. Several processes may
+    add in one directory, one after the other.
     """
 
     def __init__(
@@ -128,11 +129,12 @@ class Mean(Lifetime):
         opening = Opening(access, verify, self._options.get("limits"))
         with ExitStack() as closing:
             landed = self._landed(opening.open(catalog, label, closing), label, closing)
-            with self._lock:
+            with self._lock, exclusively(self._directory):
                 self._check_open()
+                before = self._read(closing)
                 if name is None:
                     label = f"contribution {len(self) + 1}"
-                self._count(label, landed, float(weight), closing)
+                self._count(label, landed, float(weight), before)
 
     def finish(self, out: Out = None, **options: Unpack[Options]) -> Catalog:
         """The mean of all that was added; the accumulator stays until `close`.
@@ -147,10 +149,10 @@ class Mean(Lifetime):
         """
         with self._lock, ExitStack() as closing:
             self._check_open()
-            ledger = self._ledger
-            if not ledger.weights:
+            before = self._read(closing)
+            if before is None:
                 raise CombineError("there is nothing to combine: nobody was added")
-            before = closing.enter_context(open_catalog(self._path))
+            ledger = self._ledger
 
             def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
                 (ref,), dtype = shared.refs, ledger.dtypes[shared.name]
@@ -201,12 +203,26 @@ class Mean(Lifetime):
             refs[name] = StoredRef(ref.spec, scratch, span)
         return Catalog(refs, catalog.metadata)
 
-    def _count(self, label: str, landed: Catalog, weight: float, closing: ExitStack) -> None:
+    def _read(self, closing: ExitStack) -> Catalog | None:
+        """The accumulator, if somebody was added, and its ledger.
+
+        The file knows best: another process may have added to it, and whoever was interrupted after
+        the rename may not have noted it.
+        """
+        if not os.path.lexists(self._path):
+            if not self._ledger.weights:
+                return None
+            raise SourceError(
+                f"{self._path}: is gone, and with it what {len(self)} contributed: another process "
+                "may have closed the mean; begin it anew"
+            )
+        found = closing.enter_context(open_catalog(self._path))
+        self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
+        return found
+
+    def _count(self, label: str, landed: Catalog, weight: float, before: Catalog | None) -> None:
         given: Given = [(label, landed, weight)]
-        if os.path.lexists(self._path):
-            before = closing.enter_context(open_catalog(self._path))
-            # The file knows best: whoever was interrupted after the rename may not have noted it.
-            self._ledger = Ledger.of(before.metadata.get(LEDGER_KEY), self._path)
+        if before is not None:
             given.insert(0, (_ACCUMULATOR, before, 1.0))
         dtypes = {name: ref.dtype for name, ref in landed.items()}
         self._check_dtypes(label, dtypes)
