@@ -117,18 +117,6 @@ def adding(directory, first, count):
     )
 
 
-def test_two_processes_that_add_at_the_same_time_lose_nothing(tmp_path):
-    for number in range(20):
-        weighlock.save(tmp_path / str(number), {"w": np.full(50_000, number, np.float32)})
-    both = [adding(tmp_path, 0, 10), adding(tmp_path, 10, 20)]
-    for process in both:
-        process.communicate(timeout=60)
-        assert process.returncode == 0
-    with weighlock.Mean(tmp_path / "acc") as mean:
-        assert sorted(map(int, mean.weights)) == list(range(20))
-        assert np.allclose(mean.finish()["w"].load(), 9.5, rtol=1e-6)
-
-
 @pytest.mark.parametrize("progress", [0.0, 0.1, 0.5, 0.9])
 def test_a_process_killed_while_it_adds_leaves_whole_contributions(tmp_path, progress):
     """Killed during an add, at any point of it, and gone on with by another process."""

@@ -2,6 +2,7 @@
 
 import os
 import threading
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -69,6 +70,23 @@ def test_another_process_goes_on_where_one_died(tmp_path):
         found = mean.finish()
         want = weighted(MODELS[:3], WEIGHTS[:3], "f32")
         assert ulps_off(found["f32"].load(), want, "F32") <= 0.51
+
+
+def test_two_that_add_in_one_directory_at_the_same_time_lose_nothing(tmp_path):
+    """The lock is that of an open file: two objects are kept apart like two processes."""
+    together, model = threading.Barrier(2), {"w": np.ones(200_000)}
+
+    def add(who):
+        mean = weighlock.Mean(tmp_path, durable=False)
+        for number in range(5):
+            together.wait(timeout=60)
+            mean.add(model, name=f"{who}{number}")
+
+    with ThreadPoolExecutor() as pool:
+        list(pool.map(add, "ab"))
+    with weighlock.Mean(tmp_path) as mean:
+        assert sorted(mean.weights) == sorted(f"{who}{n}" for who in "ab" for n in range(5))
+        assert (mean.finish()["w"].load() == 1).all()
 
 
 def test_a_mean_that_was_closed_elsewhere_is_not_gone_on_with(tmp_path):
