@@ -77,8 +77,8 @@ def test_a_server_that_is_killed_is_taken_up_where_it_was(no_leaks, chaos, tmp_p
     with inbox_process(place, secret, "--sender", "a") as first:
         url, port = first.urls["a"], first.port
         proxy = chaos.proxy(url)
-        call = InThread(weighlock.push, proxy.of(url), tensors, limit_rate=20 * MB)
-        until(lambda: up_bytes(proxy) > 18 * MB)
+        call = InThread(weighlock.push, proxy.of(url), tensors, limit_rate=20 * MB, connections=1)
+        until(lambda: up_bytes(proxy) > 10 * MB)
         first.child.kill()
         first.child.wait()
     assert len(temporaries(place)) == 1
@@ -88,9 +88,9 @@ def test_a_server_that_is_killed_is_taken_up_where_it_was(no_leaks, chaos, tmp_p
         assert "landed from a" in read_until_landed(second)
     assert os.listdir(place) == ["a.safetensors"]
     assert holds(place / "a.safetensors", tensors)
-    # Each connection loses at most the range it was sending, and what it began in vain.
-    assert up_bytes(proxy) < size + 2 * 4 * 8 * MB
-    assert pushed.sent_bytes < size + 4 * 8 * MB
+    # Lost is at most the range that was being sent, and one that was begun in vain.
+    assert up_bytes(proxy) < size + 17 * MB
+    assert pushed.sent_bytes <= size
 
 
 def test_what_a_killed_server_had_is_not_sent_again_by_a_later_push(no_leaks, tmp_path):
