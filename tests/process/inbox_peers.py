@@ -32,10 +32,10 @@ def temporaries(directory):
 
 
 @contextlib.contextmanager
-def inbox_process(directory, secret, *options, port=0):
+def inbox_process(directory, secret, *options, port=0, under=()):
     """`weighlock serve --inbox`; gives the process with its tickets by name, and its port."""
     arguments = ["--inbox", directory, "--secret", secret, "--port", port, "--json", *options]
-    command = [sys.executable, "-m", "weighlock", "serve", *map(str, arguments)]
+    command = [*under, sys.executable, "-m", "weighlock", "serve", *map(str, arguments)]
     with _running(command) as process:
         line = process.child.stdout.readline()
         assert line, process.child.stderr.read()

@@ -10,6 +10,7 @@ import signal
 import pytest
 
 import weighlock
+from conftest import needs_strace
 from process.chaos import Rules
 from process.chaos_fixtures import chaos, server
 from process.chaos_peers import IMPATIENT, MB, InThread, holds, model
@@ -127,6 +128,22 @@ def test_a_server_killed_after_landing_whose_reply_was_lost(no_leaks, chaos, tmp
         assert call.end().size == size_of(tensors, tmp_path)
         assert "landed from a" in read_until_landed(second)
     assert os.listdir(place) == ["a.safetensors"]
+
+
+@needs_strace
+def test_a_disk_that_syncs_slowly_is_waited_for(no_leaks, tmp_path):
+    """Longer than any request waits, and than a push without progress is tried again."""
+    slow = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync")
+    slow += ("-e", "inject=fsync:delay_enter=3s:when=1")
+    place = tmp_path / "in"
+    with inbox_process(place, tmp_path / "secret", "--sender", "a", under=slow) as process:
+        limits = Limits(idle_s=1.5, patience_s=1.5)
+        pushed = weighlock.push(process.urls["a"], model(2.2), limits=limits)
+        assert pushed.sent_bytes == pushed.size  # once
+        assert "landed from a" in read_until_landed(process)
+        process.child.send_signal(signal.SIGTERM)
+        process.child.wait(20)
+    assert holds(place / "a.safetensors", model(2.2))
 
 
 def test_a_server_told_to_end_keeps_what_came(no_leaks, chaos, tmp_path):

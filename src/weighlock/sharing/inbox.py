@@ -31,7 +31,7 @@ from weighlock.tensors.spec import TensorSpec
 
 __all__ = ["Inbox"]
 
-_LANDING_S = 2.0
+_LANDING_S = 0.5
 """How long somebody waits for a file to be put in its place before being told to ask again."""
 
 _KEPT_LANDED = 1024
