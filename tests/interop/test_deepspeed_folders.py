@@ -70,6 +70,18 @@ def test_commands(tmp_path, weighlock_command):
         assert done.returncode == 0, done.stdout + done.stderr
 
 
+def test_a_changed_byte_of_a_rank_is_found_by_its_checksum(tmp_path):
+    folder = write_zero(tmp_path, 3, 1)
+    with weighlock.open(folder) as catalog:
+        catalog.check()
+    path = next(folder.glob("*optim*"))
+    content = bytearray(path.read_bytes())
+    content[content.index(GROUPS[0]["layer.weight"].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    with weighlock.open(folder) as catalog, pytest.raises(FormatError, match="checksum"):
+        catalog.check()
+
+
 def test_a_share_of_it_is_fetched_equal(tmp_path):
     folder = write_zero(tmp_path, 3, 3)
     with weighlock.open(folder) as catalog, weighlock.Server("127.0.0.1", 0) as server:

@@ -14,6 +14,7 @@ import weighlock
 from interop.make_dcp import grid, write_dcp
 from process.plain_server import PlainServer
 from suites.counting import CountingSource
+from weighlock.errors import FormatError
 from weighlock.formats.dcp import open_dcp_source
 from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
@@ -169,6 +170,17 @@ def test_commands(sharded, tmp_path, weighlock_command, shards):
         for command in (["ls"], ["info", "--json"], ["verify", "--data"], ["scan"]):
             done = weighlock_command(*command, sharded)
             assert done.returncode == 0, done.stdout + done.stderr
+
+
+def test_a_changed_byte_of_a_chunk_is_found_by_its_checksum(sharded):
+    with weighlock.open(sharded) as catalog:
+        catalog.check()
+    path = sharded / "__1_0.distcp"
+    content = bytearray(path.read_bytes())
+    content[content.index(BIG[10:20].numpy().tobytes()) + 5] ^= 1
+    path.write_bytes(content)
+    with weighlock.open(sharded) as catalog, pytest.raises(FormatError, match="checksum"):
+        catalog.check()
 
 
 def test_a_share_of_it_is_fetched_equal_and_nothing_is_kept_in_memory(sharded):

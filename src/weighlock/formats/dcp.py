@@ -79,7 +79,8 @@ def open_dcp_source(
         else:
             unreadable[name] = reason
     objects = _Objects(metadata.objects, files, limits)
-    beside = Beside({}, objects, (), unreadable, named)
+    check = partial(_check_items, metadata, files, limits)
+    beside = Beside({}, objects, (), unreadable, named, check)
     refs = _Refs(readable, files, limits, source.label)
     return Catalog(refs, {"format": "pt"}, files.close, beside=beside)
 
@@ -211,6 +212,15 @@ def _open_item(files: FilesBeside, item: Item, limits: Limits) -> tuple[Window, 
     label = f"{source.label}: chunk at byte {item.offset:,}"
     window = Window(source, item.offset, item.length, label)
     return window, open_torch_zip(window, limits)
+
+
+def _check_items(
+    metadata: Metadata, files: FilesBeside, limits: Limits, progress: Callable[[int], None]
+) -> None:
+    """Compare every chunk and object with its checksums."""
+    for item in metadata.items:
+        if not item.transforms:
+            _open_item(files, item, limits)[1].check(progress)
 
 
 def _open_chunk(spec: TensorSpec, files: FilesBeside, item: Item, limits: Limits) -> TensorRef:

@@ -69,10 +69,15 @@ class Metadata:
     """What is not a tensor."""
 
     @property
+    def items(self) -> list[Item]:
+        """Every chunk and every object, in the order of the files."""
+        chunks = [chunk.item for tensor in self.tensors.values() for chunk in tensor.chunks]
+        return sorted((*chunks, *self.objects.values()))
+
+    @property
     def files(self) -> list[str]:
         """The files that are named, in order."""
-        items = [chunk.item for tensor in self.tensors.values() for chunk in tensor.chunks]
-        return sorted({item.file for item in (*items, *self.objects.values())})
+        return sorted({item.file for item in self.items})
 
 
 def read_metadata(record: Any, limits: Limits) -> Metadata:

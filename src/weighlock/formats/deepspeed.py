@@ -9,6 +9,7 @@ elements make a parameter is `deepspeed_plan`'s.
 import os
 import re
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
@@ -140,8 +141,14 @@ def _catalog(
         named = {**other.globals, **named}
     told = "3" if is_stage_3 else "1 or 2"
     note = f"fp32 weights put together from {len(ranks):,} ranks of ZeRO stage {told}"
-    beside = Beside({}, first.extras, (note,), {}, named)
+    check = partial(_check_all, (*states, *ranks))
+    beside = Beside({}, first.extras, (note,), {}, named, check)
     return Catalog(refs, {"format": "pt"}, files.close, beside=beside)
+
+
+def _check_all(catalogs: Sequence[Catalog], progress: Callable[[int], None]) -> None:
+    for catalog in catalogs:
+        catalog.check(progress)
 
 
 def _flat_groups(rank: Catalog, key: str, number: int) -> list[StoredRef]:

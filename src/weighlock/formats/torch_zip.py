@@ -6,11 +6,8 @@ Knows which members there are and what they are for; ZIP itself is `zip_director
 `inert_pickle`'s.
 """
 
-import zlib
 from collections.abc import Callable
 from typing import TYPE_CHECKING
-
-import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
@@ -25,25 +22,20 @@ from weighlock.formats.torch_script import (
     with_constants,
 )
 from weighlock.formats.zip_directory import (
-    DEFLATED,
     LocalHeaders,
     Member,
-    data_span,
     inflated,
     read_directory,
 )
+from weighlock.formats.zip_members import check_members, member_place
 from weighlock.limits import Limits
-from weighlock.sources.inflated import InflatedSource
-from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.catalog import Beside, Catalog
-from weighlock.tensors.spec import Span
 
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
 __all__ = ["open_torch_zip"]
 
-_PIECE_BYTES = 4 * 1024 * 1024
 _UNCHECKED = "it was written without checksums: damaged data cannot be told from sound data"
 
 
@@ -126,34 +118,14 @@ class _Archive:
         if place is None:
             is_constant = self.is_script and storage.key.startswith(CONSTANTS_DIRECTORY)
             member = self.member(storage.key if is_constant else f"data/{storage.key}")
-            place = self._places[storage.key] = self._place(member)
+            place = self._places[storage.key] = member_place(self._source, self._headers, member)
         check_size(storage, place.span.length)
         return place
 
-    def _place(self, member: Member) -> Place:
-        span = data_span(self._headers, member, self._source.label)
-        if member.method != DEFLATED:
-            return Place(self._source, span)
-        label = f"{self._source.label}: {member.name}"
-        unpacked = InflatedSource(self._source, span.offset, span.length, member.size, label)
-        return Place(unpacked, Span(0, member.size))
-
     def check(self, progress: Callable[[int], None]) -> None:
         """Compare every member with its checksum."""
-        for member in self._members.values():
-            place = self._place(member)
-            crc = 0
-            buffer = byte_view(empty((_PIECE_BYTES,), np.dtype(np.uint8)))
-            for offset in range(place.span.offset, place.span.end, _PIECE_BYTES):
-                piece = buffer[: min(_PIECE_BYTES, place.span.end - offset)]
-                place.source.read_into(offset, piece)
-                crc = zlib.crc32(piece, crc)
-                progress(len(piece))
-            if crc != member.crc and self.has_checksums:
-                raise FormatError(
-                    f"member {member.name!r} has the checksum {crc:08x}, not {member.crc:08x}",
-                    source=self._source.label,
-                )
+        members = self._members.values()
+        check_members(self._source, members, progress, compare=self.has_checksums)
 
     def _find_prefix(self) -> str:
         """The directory all members share: the one with the pickle in it."""
