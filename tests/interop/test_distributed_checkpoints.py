@@ -167,7 +167,7 @@ def test_commands(sharded, tmp_path, weighlock_command, shards):
         for name, (tensor, _) in SHARDED.items():
             assert torch.equal(catalog[name].torch(), tensor)
     if not shards:
-        for command in (["ls"], ["info", "--json"], ["verify", "--data"], ["scan"]):
+        for command in (["info", "--json"], ["verify", "--data"], ["scan"]):
             done = weighlock_command(*command, sharded)
             assert done.returncode == 0, done.stdout + done.stderr
 

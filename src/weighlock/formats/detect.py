@@ -51,8 +51,8 @@ def open_catalog(
     """Open weights: headers are read, tensors are not.
 
     Args:
-        target: a file, a directory or index of a sharded model, an http(s) URL of any of these but
-            a directory, bytes, or a `Source`.
+        target: a file, a directory or index of a sharded model, a distributed checkpoint, a ZeRO
+            folder, an http(s) URL of any of these but a directory, bytes, or a `Source`.
         limits: what the input may ask for.
         access: credentials for URLs.
         verify: read remote tensors in whole blocks and check their digests, where the server has

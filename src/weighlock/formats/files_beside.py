@@ -53,9 +53,7 @@ class FilesBeside:
         found = self._sources.get(name)
         if found is not None:
             return found
-        if self._pid != os.getpid():  # see FileSource: the lock may be held by nobody who is here
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        with self._lock:
+        with self._guard():
             if self._closed:
                 raise SourceError(f"{self.places[name]}: used after it was closed")
             if name not in self._sources:
@@ -67,6 +65,13 @@ class FilesBeside:
 
     def close(self) -> None:
         """Close every file that was opened, and open no more."""
-        self._closed = True
-        for source in list(self._sources.values()):
-            source.close()
+        with self._guard():
+            self._closed = True
+            for source in list(self._sources.values()):  # a signal handler may come between
+                source.close()
+
+    def _guard(self) -> threading.RLock:
+        # See FileSource: a lock may have been held by a thread that a fork left behind.
+        if self._pid != os.getpid():
+            self._lock, self._pid = threading.RLock(), os.getpid()
+        return self._lock
