@@ -15,6 +15,7 @@ import weighlock
 from hostile.make_checkpoints import (
     EMPTY_LIST,
     FALSE,
+    MAGIC,
     NONE,
     REDUCE,
     TRUE,
@@ -26,6 +27,7 @@ from hostile.make_checkpoints import (
     glob,
     ints,
     num,
+    pickled,
     put,
     row,
     storage,
@@ -223,6 +225,13 @@ def test_many_arrays_over_one_text_share_its_bytes():
     assert most < 16_000_000
 
 
+def test_many_arrays_that_each_make_bytes_of_one_text():
+    start = text("x" * 60_000) + put(1), glob("_codecs", "encode") + put(2)
+    one = array(ints(15_000), get(2) + get(1) + text("latin1") + TUPLE2 + REDUCE)
+    with pytest.raises(LimitExceeded, match="copies"):
+        weighlock.open(checkpoint(table(("x", row(*start, *[one] * 3000)))))
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bytes", "bytearray"])
 def test_one_text_made_into_many_bytes(wrapped):
     encode = glob("_codecs", "encode") + put(2)
@@ -231,6 +240,22 @@ def test_one_text_made_into_many_bytes(wrapped):
     body = row(text("x" * 60_000) + put(1), encode, *[one] * 3000)
     with pytest.raises(LimitExceeded, match="copies"):
         weighlock.open(checkpoint(table(("x", body))))
+
+
+def test_one_text_made_into_the_storages_of_many_tensors():
+    one = get(2) + get(1) + text("latin1") + TUPLE2 + REDUCE
+    held = call(glob("torch.storage", "_load_from_bytes"), one)
+    made = call(glob("torch._utils", "_rebuild_tensor"), held, num(0), ints(1), ints(1))
+    head = pickled(num(MAGIC)) + pickled(num(1001)) + pickled(table())
+    head += pickled(storage("ByteStorage", "0", 60_000, NONE)) + pickled(row(text("0")))
+    raw = (head + (60_000).to_bytes(8, "little") + b"x" * 60_000).decode("latin1")
+    start = text(raw) + put(1), glob("_codecs", "encode") + put(2)
+    catalog, most = peak(checkpoint(table(("x", row(*start, *[made] * 20)))))
+    assert len(catalog) == 20
+    assert catalog["x.21"].load().tolist() == [120]
+    assert most < 10_000_000
+    with pytest.raises(LimitExceeded, match="copies"):
+        weighlock.open(checkpoint(table(("x", row(*start, *[made] * 3000)))))
 
 
 def inner(data, name="archive/data.pkl"):

@@ -1,12 +1,16 @@
 """Checkpoints that torch.save wrote into bytes, which were saved in turn."""
 
+import contextlib
+import io
+import zipfile
+
 import pytest
 import torch
 from tar_checkpoints import old_saved
 from torch_objects import assert_same, saved
 
 import weighlock
-from weighlock.errors import LimitExceeded
+from weighlock.errors import FormatError, LimitExceeded
 from weighlock.formats.scanning import scan_source
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
@@ -99,3 +103,61 @@ def test_it_is_written_as_one_file(tmp_path):
     weighlock.save(tmp_path / "o.safetensors", weighlock.open(saved({"x": saved(INNER)})))
     with weighlock.open(tmp_path / "o.safetensors") as catalog:
         assert_same(catalog["x.a"], INNER["a"])
+
+
+class Wrapped:
+    """Makes torch.save write a tensor as pickle does."""
+
+    def __init__(self, tensor):
+        self.tensor = tensor
+
+    def __reduce__(self):
+        func, (storage, *rest) = self.tensor.__reduce_ex__(2)
+        return func, (Bytes(storage), *rest)
+
+
+class Bytes:
+    def __init__(self, storage):
+        self.parts = storage.__reduce__()
+
+    def __reduce__(self):
+        return self.parts
+
+
+def test_storages_as_bytes():
+    base = torch.arange(6.0).reshape(2, 3)
+    state = {"a": Wrapped(base.t()), "b": Wrapped(torch.arange(4)), "c": torch.ones(1)}
+    catalog = weighlock.open(saved(state))
+    assert list(catalog) == ["a", "b", "c"]
+    assert_same(catalog["a"], base.t())
+    assert_same(catalog["b"], torch.arange(4))
+    assert ("torch.storage", "_load_from_bytes") in catalog.globals
+
+
+def inline(raw):
+    """A checkpoint whose tensor has its storage in these bytes."""
+    rebuild = b"ctorch._utils\n_rebuild_tensor\n("
+    load = b"ctorch.storage\n_load_from_bytes\n(B" + len(raw).to_bytes(4, "little") + raw + b"tR"
+    good = io.BytesIO(saved({}))
+    target = io.BytesIO()
+    with zipfile.ZipFile(good) as old, zipfile.ZipFile(target, "w") as new:
+        for name in old.namelist():
+            body = b"\x80\x03" + rebuild + load + b"K\0K\2\x85K\1\x85tR."
+            new.writestr(name, body if name.endswith("data.pkl") else old.read(name))
+    return target.getvalue()
+
+
+def test_bytes_that_stand_for_a_storage_and_are_none():
+    storage = torch.tensor([1.0, 2.0]).untyped_storage()
+    typed = torch.storage.TypedStorage(wrap_storage=storage, dtype=torch.float32, _internal=True)
+    raw = saved(typed, legacy=True)
+    assert weighlock.open(inline(raw))["tensor"].load().tolist() == [1.0, 2.0]
+    evil = raw.replace(b"ctorch\nFloatStorage\n", b"cposix\nsystem\n")
+    for bad in (raw[:-1], raw + b"x", raw[:40], b"", b"x", saved({"a": 1}, legacy=True), evil):
+        with pytest.raises(FormatError):
+            weighlock.open(inline(bad))
+    found = set()
+    with contextlib.suppress(FormatError):
+        for finding in scan_source(BytesSource(inline(evil))):
+            found.add((finding.module, finding.name))
+    assert ("posix", "system") in found

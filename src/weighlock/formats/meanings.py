@@ -51,6 +51,8 @@ class Storage(NamedTuple):
     """Where a part of it begins that goes as a storage of its own (files before 2018)."""
     part: int = -1
     """How many elements that part has; all, if negative."""
+    data: memoryview | None = None
+    """Its bytes, if they lie in the pickle after all."""
 
     @property
     def width(self) -> int:

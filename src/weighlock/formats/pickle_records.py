@@ -56,10 +56,10 @@ class PersistentId:
 class Call:
     """An object the pickle would make by calling something, and what it would do to it."""
 
-    __slots__ = ("appended", "args", "func", "items", "kwargs", "raw", "states")
+    __slots__ = ("appended", "args", "func", "items", "known", "kwargs", "states")
 
-    raw: bytes
-    """What it is as bytes, once that has been asked: many arrays may be made of it. Else unset."""
+    known: Any
+    """What it was found to be, where many records may share it: bytes, a storage. Else unset."""
 
     def __init__(self, func: Any, args: tuple[Any, ...], kwargs: Any = None) -> None:
         self.func = func

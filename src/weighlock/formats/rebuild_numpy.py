@@ -115,10 +115,10 @@ def raw_bytes(record: Any) -> bytes | None:
 
 def _encoded(record: Call) -> bytes | None:
     """The bytes of a text, made once for each record."""
-    found: bytes | None = getattr(record, "raw", None)
+    found: bytes | None = getattr(record, "known", None)
     if found is None and type(record.args[0]) is str:
         try:
-            found = record.raw = record.args[0].encode("latin1")
+            found = record.known = record.args[0].encode("latin1")
         except UnicodeEncodeError:
             return None
     return found

@@ -7,6 +7,7 @@ nor what is composed of several.
 from typing import Any
 
 from weighlock.errors import LayoutError
+from weighlock.formats.inline_storage import inline_storage
 from weighlock.formats.meanings import (
     ANY,
     MOST,
@@ -19,6 +20,7 @@ from weighlock.formats.meanings import (
     short,
 )
 from weighlock.formats.pickle_records import Call, Global, PersistentId
+from weighlock.formats.rebuild_numpy import raw_bytes
 from weighlock.formats.torch_names import canonical, storage_dtype
 from weighlock.tensors.spec import Layout
 
@@ -32,6 +34,8 @@ def is_module(record: PersistentId) -> bool:
 
 def storage_of(record: Any) -> Storage:
     """The storage a persistent id names: ('storage', class, key, location, count, …)."""
+    if type(record) is Call and type(record.func) is Global:
+        return _inline(record)
     if type(record) is not PersistentId:
         raise LayoutError("a tensor's storage is not given as torch gives it")
     if record.meaning is None:
@@ -39,6 +43,22 @@ def storage_of(record: Any) -> Storage:
     if type(record.meaning) is not Storage:
         raise LayoutError("a tensor stands where a tensor's storage should")
     return record.meaning
+
+
+def _inline(record: Call) -> Storage:
+    """The storage in `_load_from_bytes(bytes)`."""
+    name = canonical(record.func.module, record.func.name)
+    raw = raw_bytes(record.args[0]) if name == _FROM_BYTES and len(record.args) == 1 else None
+    if raw is None:
+        raise LayoutError("a tensor's storage is not given as torch gives it")
+    known: Any = getattr(record, "known", None)
+    if known is None:
+        known = record.known = inline_storage(raw, storage_of)
+    storage: Storage = known
+    return storage
+
+
+_FROM_BYTES = ("torch.storage", "_load_from_bytes")
 
 
 def _storage(pid: Any) -> Storage:
@@ -147,6 +167,7 @@ BUILDERS = {
     ("torch._utils", "_rebuild_tensor"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
+    _FROM_BYTES: lambda call: whole(storage_of(call)),
 }
 """Records that are views of storages, by name."""
 

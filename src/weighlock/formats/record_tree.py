@@ -88,6 +88,7 @@ class _Survey:
         self.plain: dict[int, Any] = {}
         self._pruned: set[int] = set()
         self._used: set[int] = set()
+        self._makers: set[int] = set()
         self._copied_bytes = 0
 
     def visit(self, root: Any) -> None:
@@ -108,7 +109,10 @@ class _Survey:
             if len(open_nodes) > most_depth:
                 self.limits.check("depth", len(open_nodes), "nesting of the checkpoint")
             if type(node) is Call and node.args:
-                self._count_uses(node.args[0])
+                self._count_uses(node)
+                for state in node.states or ():  # a numpy array's data is the last of five
+                    if type(state) is tuple and state and type(state[-1]) is Call:
+                        self._count_uses(state[-1])
             meaning = tensor_of(node)
             if meaning is not None:
                 self.meaning[key] = meaning
@@ -122,17 +126,22 @@ class _Survey:
             stack.append(_Opened(node, children))
             stack.extend([child for _, child in reversed(children)])
 
-    def _count_uses(self, part: Any) -> None:
+    def _count_uses(self, maker: Call) -> None:
         """Refuse long texts that thousands of records would each make a copy of."""
-        for _ in range(_WRAPPED):  # bytearray(encode(text))
-            if type(part) is not Call or not part.args:
+        if not maker.args:
+            return
+        for _ in range(_WRAPPED):  # bytearray(encode(text)): the innermost makes it, once
+            if type(maker.args[0]) is not Call or not maker.args[0].args:
                 break
-            part = part.args[0]
-        if type(part) in (str, bytes) and len(part) > _LONG_TEXT:
-            if id(part) in self._used:
-                self._copied_bytes += len(part)
-                self.limits.check("pickle_bytes", self._copied_bytes * 8, "copies of texts")
-            self._used.add(id(part))
+            maker = maker.args[0]
+        text = maker.args[0]
+        if type(text) is not str or len(text) <= _LONG_TEXT or id(maker) in self._makers:
+            return
+        self._makers.add(id(maker))
+        if id(text) in self._used:
+            self._copied_bytes += len(text)
+            self.limits.check("pickle_bytes", self._copied_bytes * 8, "copies of texts")
+        self._used.add(id(text))
 
     def _close(self, node: Any, children: list[tuple[Any, Any]]) -> None:
         holds_tensors = self.holds_tensors

@@ -11,6 +11,7 @@ import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
 from weighlock.formats.meanings import ComposedTensor, InlineTensor, Meaning, Storage, StoredTensor
+from weighlock.sources.local import BytesSource
 from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef
@@ -42,6 +43,7 @@ def make_refs(
         swap: numbers are stored with their bytes reversed.
         label: the file, for errors.
     """
+    place_of = _with_inline(place_of)
     refs: dict[str, TensorRef] = {}
     unreadable: dict[str, str] = {}
     for name, meaning in tensors.items():
@@ -60,6 +62,20 @@ def make_refs(
         except FormatError as error:
             raise type(error)(f"tensor {name!r}: {error}", source=label) from error
     return refs, unreadable
+
+
+def _with_inline(place_of: Callable[[Storage], Place]) -> Callable[[Storage], Place]:
+    """Finds storages whose bytes lie in the pickle, too; one source for each."""
+    sources: dict[int, BytesSource] = {}
+
+    def found(storage: Storage) -> Place:
+        if storage.data is None:
+            return place_of(storage)
+        source = sources.setdefault(id(storage.data), BytesSource(storage.data, "the pickle"))
+        start = storage.first * storage.width
+        return Place(source, Span(start, storage.available * storage.width))
+
+    return found
 
 
 def _inline(name: str, meaning: InlineTensor) -> ArrayRef:
