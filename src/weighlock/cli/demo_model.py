@@ -72,6 +72,8 @@ def trained(model: Catalog, steps: int) -> Iterator[tuple[str, object]]:
         if not is_trained(name):
             yield name, ref
             continue
-        values = np.array(ref.load())  # what rode in the message cannot be written
+        values = ref.load()
+        if not values.flags.writeable:  # it rode in the message
+            values = values.copy()
         values.view(np.uint16)[...] += np.uint16(steps)
         yield name, values
