@@ -6,7 +6,7 @@ nor what is composed of several.
 
 from typing import Any
 
-from weighlock.errors import LayoutError
+from weighlock.errors import FormatError, LayoutError
 from weighlock.formats.inline_storage import inline_storage
 from weighlock.formats.meanings import (
     ANY,
@@ -163,11 +163,19 @@ def _bits(metadata: Any) -> tuple[bool, bool]:
     return metadata.get("conj") is True, metadata.get("neg") is True
 
 
+def _bare(call: Call) -> Meaning | None:
+    """A storage in bytes by itself; bytes that hold none are an object like any other."""
+    try:
+        return whole(storage_of(call))
+    except FormatError:
+        return None
+
+
 BUILDERS = {
     ("torch._utils", "_rebuild_tensor"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
-    _FROM_BYTES: lambda call: whole(storage_of(call)),
+    _FROM_BYTES: _bare,
 }
 """Records that are views of storages, by name."""
 
