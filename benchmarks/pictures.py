@@ -98,7 +98,7 @@ def curves(title, lines: Mapping[str, list[tuple[float, float]]], whole):
     body = [
         f'<path class="line" d="M{place(0, most_y)} L{place(0, 0)} L{place(most_x, 0)}"/>',
         f'<path class="curve other" d="M{place(0, 0)} L{place(most_x, most_y)}"/>',
-        f'<text class="quiet" x="{left + width - 8}" y="{bottom - height + 40}" '
+        f'<text class="quiet" x="{left + width * 0.6:.0f}" y="{bottom - height * 0.6 - 22:.0f}" '
         f'text-anchor="end">{html.escape(whole)}</text>',
     ]
     for part in (0.25, 0.5, 1.0):
@@ -143,6 +143,7 @@ def draw_all(results=_RESULTS, directory=_DOCS):
         "raw sockets + BLAKE3, 4 connections": "raw sockets + BLAKE3",
         "NVFlare 2.9 download_tensors_to_disk": "NVFlare 2.9",
         "NVFlare 2.9 download_tensors": "NVFlare 2.9",
+        "NVFlare WeightedAggregationHelper, bf16 sums in memory": "NVFlare 2.9, sums in bf16",
     }
     if wire:
         named = {}
@@ -161,8 +162,8 @@ def draw_all(results=_RESULTS, directory=_DOCS):
     mean = report.get("Weighted mean of eight files of 600 MB", {})
     if mean:
         title = "Weighted mean of eight models of 600 MB: seconds, and memory added"
-        values = {name: row.seconds for name, row in mean.items()}
-        memory = {name: row.memory_mb for name, row in mean.items()}
+        values = {short.get(name, name): row.seconds for name, row in mean.items()}
+        memory = {short.get(name, name): row.memory_mb for name, row in mean.items()}
         seconds = iter(values)
         drawn["mean.svg"] = bars(
             title, values, lambda value: f"{value:.2f} s, {memory[next(seconds)] or 0:,.0f} MB"
