@@ -3,6 +3,9 @@
 import contextlib
 import os
 import sys
+import tracemalloc
+
+import pytest
 
 # Readers are imported when their format is first met; that is no finding.
 import weighlock.formats.dcp
@@ -10,7 +13,7 @@ import weighlock.formats.deepspeed
 import weighlock.formats.gguf
 import weighlock.formats.npz  # noqa: F401
 
-__all__ = ["watched"]
+__all__ = ["refusal", "watched"]
 
 _FORBIDDEN = (
     *("import", "exec", "compile", "code.__new__", "marshal.loads", "pickle.find_class"),
@@ -64,3 +67,16 @@ def watched(*allowed):
         yield watch.seen
     finally:
         _watch = None
+
+
+def refusal(open_catalog, path, kind):
+    """The error of opening a file that is refused without a deed, and the memory it took."""
+    tracemalloc.start()
+    try:
+        with watched(path) as seen, pytest.raises(kind) as caught:
+            open_catalog(path)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert seen == []
+    return caught.value, peak

@@ -198,6 +198,22 @@ class Connection:
                 )
             done += got
 
+    def read_digests(self, reply: http.client.HTTPResponse, wanted: int) -> bytes:
+        """A body of digests, which must have exactly so many bytes.
+
+        Raises:
+            RemoteProtocolError: it has not.
+        """
+        if reply.length != wanted:
+            self.close()
+            raise RemoteProtocolError(
+                f"{self._label}: {wanted:,} bytes of digests were due, {reply.length} come"
+            )
+        digests = bytearray(wanted)
+        self.read_into(reply, memoryview(digests))
+        self.finish(reply)
+        return bytes(digests)
+
     def read_small(self, reply: http.client.HTTPResponse) -> bytes:
         """A short body; more than 64 KiB of it is not read, and the connection ended."""
         with _translated(self._label, "idle"):

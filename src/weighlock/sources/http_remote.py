@@ -229,15 +229,7 @@ class Remote:
             reply = _request(connection, self.resource.address.beside(f"digests/{page}"), {})
             if reply.status != 200:
                 raise_for_status(reply, connection, self.label)
-            if reply.length != wanted:
-                connection.close()
-                raise RemoteProtocolError(
-                    f"{self.label}: {wanted:,} bytes of digests were due, {reply.length} come"
-                )
-            digests = bytearray(wanted)
-            connection.read_into(reply, memoryview(digests))
-            connection.finish(reply)
-        return bytes(digests)
+            return connection.read_digests(reply, wanted)
 
     def report_mismatch(self, block: int) -> None:
         """Tell the owner of a block that does not match, time after time.

@@ -125,15 +125,7 @@ class Upload:
                 raise self._not_announced()
             if reply.status != 200:
                 raise_for_status(reply, connection, self.label)
-            if reply.length != wanted:
-                connection.close()
-                raise RemoteProtocolError(
-                    f"{self.label}: {wanted:,} bytes of digests were due, {reply.length} come"
-                )
-            digests = bytearray(wanted)
-            connection.read_into(reply, memoryview(digests))
-            connection.finish(reply)
-        return bytes(digests)
+            return connection.read_digests(reply, wanted)
 
     def put(
         self,

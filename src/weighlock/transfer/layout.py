@@ -70,15 +70,10 @@ def lay_out(
 ) -> VirtualFile:
     """The virtual file of a catalog or state dict.
 
-    Args:
-        tensors: names and arrays, torch tensors or refs.
-        metadata: text beside the tensors; a catalog's own is kept if this is not given.
-        tied: whether tensors that are the same view get one entry, or one for each name.
-        limits: bounds of the header.
+    The arguments are those of `place_all`, which decides where everything lies.
 
     Raises:
-        LayoutError: something is not a plain tensor.
-        UnsupportedDType: safetensors cannot hold it.
+        LayoutError, UnsupportedDType: as `place_all`.
         LimitExceeded: a tensor of a file is made large by repeating its elements.
     """
     limits = limits or Limits()
