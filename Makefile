@@ -5,16 +5,16 @@ BIN := $(VENV)/bin
 # Most of a run is waiting for processes: two at a time, a file of tests never split.
 TOGETHER := --numprocesses 2 --dist loadfile
 
-.PHONY: demo test quick bench lint tools clean
+.PHONY: demo test quick bench lint tools compiled clean
 
-demo: $(VENV)/installed
+demo: $(VENV)/installed compiled
 	$(BIN)/weighlock demo
 
-test: $(VENV)/tests-installed tools lint
+test: $(VENV)/tests-installed tools lint compiled
 	$(BIN)/python -m pytest $(TOGETHER)
 	$(BIN)/python -m benchmarks --quick
 
-quick: $(VENV)/tests-installed lint
+quick: $(VENV)/tests-installed lint compiled
 	$(BIN)/python -m pytest $(TOGETHER) -m "not slow and not root and not memory"
 
 bench:
@@ -30,6 +30,11 @@ tools:
 		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $$package; } >/dev/null || \
 		echo "$$tool could not be installed"; \
 	done
+
+# pip compiles what it installs, but not what it installs as editable: where PYTHONDONTWRITEBYTECODE
+# is set, every process would compile it anew, which takes longer than all it imports.
+compiled: $(VENV)/installed
+	@$(BIN)/python -m compileall -q src
 
 lint: $(VENV)/tests-installed
 	$(BIN)/ruff check .

@@ -31,6 +31,9 @@ def enter():
         subprocess.run([*pip, "--editable", _ROOT], check=True)
         with open(marker, "w") as file:
             file.write(wanted)
+    # The peers were compiled when pip installed them, an editable package is not; with
+    # PYTHONDONTWRITEBYTECODE every measured process would compile it anew.
+    subprocess.run([python, "-m", "compileall", "-q", os.path.join(_ROOT, "src")], check=True)
     os.execv(python, [python, "-m", "benchmarks", *sys.argv[1:]])
 
 
