@@ -17,6 +17,7 @@ import threading
 import time
 import urllib.parse
 import urllib.request
+import zipfile
 from types import SimpleNamespace
 
 import numpy as np
@@ -816,18 +817,33 @@ def formats(tmp_path_factory):
     weighlock.save(place / "model.safetensors", arrays, durable=False)
     torch.save(tensors, place / "model.pt")
     torch.save(tensors, place / "legacy.pt", _use_new_zipfile_serialization=False)
+    # Every tensor in one piece, some of them in others.
+    del tensors["turned"]
+    whole = tensors["b.weight"]
+    torch.save({**tensors, "rows": whole[3:-2], "first": whole[0]}, place / "views.pt")
+    torch.save(tensors, place / "stored.pt")
+    with (
+        zipfile.ZipFile(place / "stored.pt") as stored,
+        zipfile.ZipFile(place / "deflated.pt", "w", zipfile.ZIP_DEFLATED) as deflated,
+    ):
+        for name in stored.namelist():
+            deflated.writestr(name, stored.read(name))
     weighlock.save(place / "sharded", arrays, durable=False, max_shard_bytes=1_500_000)
     files = {f"/{path.relative_to(place)}": path for path in place.rglob("*") if path.is_file()}
-    assert len(files) == 7
+    assert len(files) == 10
     return {name: path.read_bytes() for name, path in files.items()}
 
 
-FORMATS = ["/model.safetensors", "/model.pt", "/legacy.pt", "/sharded/model.safetensors.index.json"]
+INDEX = "/sharded/model.safetensors.index.json"
+FILES = ["/model.safetensors", "/model.pt", "/legacy.pt", "/views.pt", "/deflated.pt"]
+FORMATS = [*FILES, INDEX]
 
 
 def expected(path):
     arrays = {name: array for name, array in ARRAYS.items() if array.size}
-    if path.endswith(".pt"):
+    if path.endswith("/views.pt"):
+        arrays |= {"rows": ARRAYS["b.weight"][3:-2], "first": ARRAYS["b.weight"][0]}
+    elif path.endswith(("/model.pt", "/legacy.pt")):
         arrays["turned"] = np.ascontiguousarray(ARRAYS["b.weight"].T)
     return arrays
 
@@ -869,7 +885,7 @@ def test_every_format_is_fetched_into_arrays(path, plain):
     assert_equal(out, expected(path))
 
 
-@pytest.mark.parametrize("path", FORMATS[:3])
+@pytest.mark.parametrize("path", FILES)
 def test_every_format_is_fetched_to_a_file_as_it_is(path, plain, formats, tmp_path):
     target = tmp_path / "pulled"
     with weighlock.fetch(plain.url(path), into=target) as catalog:
@@ -882,10 +898,10 @@ def test_a_sharded_model_is_fetched_to_a_directory_as_it_is(plain, formats, tmp_
     target = tmp_path / "pulled"
     told = []
     with weighlock.fetch(
-        plain.url(FORMATS[3]), into=target, progress=lambda *counts: told.append(counts)
+        plain.url(INDEX), into=target, progress=lambda *counts: told.append(counts)
     ) as catalog:
         assert is_noted(catalog)
-        assert_equal(loaded(catalog), expected(FORMATS[3]))
+        assert_equal(loaded(catalog), expected(INDEX))
     found = {f"/sharded/{path.name}": path.read_bytes() for path in target.iterdir()}
     assert found == {name: data for name, data in formats.items() if name.startswith("/sharded/")}
     total = sum(len(data) for name, data in found.items() if name.endswith(".safetensors"))
@@ -918,11 +934,11 @@ def test_every_format_is_streamed(path, plain):
 
 
 def test_stream_of_a_shard_that_lacks_what_its_index_promises(serve, formats):
-    index = json.loads(formats[FORMATS[3]])
+    index = json.loads(formats[INDEX])
     index["weight_map"]["promised"] = index["weight_map"]["a.bias"]
-    server = serve(None, formats | {FORMATS[3]: json.dumps(index).encode()})
+    server = serve(None, formats | {INDEX: json.dumps(index).encode()})
     with pytest.raises(FormatError, match="'promised', which its index says"):
-        list(weighlock.stream(server.url(FORMATS[3])))
+        list(weighlock.stream(server.url(INDEX)))
 
 
 def to_arrays(url, place, **options):
@@ -964,7 +980,7 @@ def test_shards_that_have_landed_are_not_pulled_again(fault, serve, formats, tmp
             raise ConnectionAbortedError
 
     with pytest.raises(ConnectionAbortedError):
-        weighlock.fetch(server.url(FORMATS[3]), into=target, progress=interrupt)
+        weighlock.fetch(server.url(INDEX), into=target, progress=interrupt)
     first = target / "model-00001-of-00003.safetensors"
     if fault == "touched":
         os.utime(first, (1, 1))
@@ -973,9 +989,9 @@ def test_shards_that_have_landed_are_not_pulled_again(fault, serve, formats, tmp
     before = first.stat().st_ino
     told = []
     with weighlock.fetch(
-        server.url(FORMATS[3]), into=target, progress=lambda *counts: told.append(counts)
+        server.url(INDEX), into=target, progress=lambda *counts: told.append(counts)
     ) as catalog:
-        assert_equal(loaded(catalog), expected(FORMATS[3]))
+        assert_equal(loaded(catalog), expected(INDEX))
     assert (first.stat().st_ino == before) is (fault is None)
     assert told[-1][0] == told[-1][1]
     found = {f"/sharded/{path.name}": path.read_bytes() for path in target.iterdir()}
@@ -986,12 +1002,12 @@ def test_room_for_all_shards_is_looked_for_before_the_first(plain, tmp_path, mon
     room = SimpleNamespace(f_blocks=1, f_frsize=1, f_bavail=2_000_000)  # one shard, but not all
     monkeypatch.setattr(os, "fstatvfs", lambda fd: room)
     with pytest.raises(NoSpace, match="2,000,000 bytes are free"):
-        weighlock.fetch(plain.url(FORMATS[3]), into=tmp_path / "pulled")
+        weighlock.fetch(plain.url(INDEX), into=tmp_path / "pulled")
     assert not list((tmp_path / "pulled").iterdir())
 
 
 def test_index_that_leads_elsewhere_is_refused(serve, formats, tmp_path):
-    path = FORMATS[3]
+    path = INDEX
     for name in ("../a.safetensors", "http://127.0.0.1:1/a.safetensors", "/etc/passwd", "..", ""):
         index = b'{"metadata": {}, "weight_map": {"a": "%s"}}' % name.encode()
         server = serve(None, formats | {path: index})
@@ -1009,13 +1025,13 @@ def test_name_of_a_shard_is_the_name_of_a_file_whatever_it_would_mean_in_a_url(
     name += ".safetensors"
     weights = dict.fromkeys(expected(FORMATS[0]), name)
     index = json.dumps({"metadata": {}, "weight_map": weights}).encode()
-    directory = FORMATS[3].rpartition("/")[0]
+    directory = INDEX.rpartition("/")[0]
     # Colons and the like may come escaped or not; what would end a path must be.
     places = [f"{directory}/{urllib.parse.quote(name, safe)}" for safe in ("", ":;&=")]
-    server = serve(None, {FORMATS[3]: index} | dict.fromkeys(places, formats["/model.safetensors"]))
-    with weighlock.open(server.url(FORMATS[3])) as catalog:
+    server = serve(None, {INDEX: index} | dict.fromkeys(places, formats["/model.safetensors"]))
+    with weighlock.open(server.url(INDEX)) as catalog:
         assert_equal(loaded(catalog), expected(FORMATS[0]))
-    weighlock.fetch(server.url(FORMATS[3]), into=tmp_path / "pulled").close()
+    weighlock.fetch(server.url(INDEX), into=tmp_path / "pulled").close()
     assert (tmp_path / "pulled" / name).read_bytes() == formats["/model.safetensors"]
 
 
@@ -1024,7 +1040,7 @@ def test_missing_shard_is_named(serve, formats, tmp_path):
     assert missing in formats
     server = serve(None, {name: data for name, data in formats.items() if name != missing})
     with pytest.raises(ShareGone, match="00002-of-00003"):
-        weighlock.fetch(server.url(FORMATS[3]), into=tmp_path / "pulled", limits=BRIEF)
+        weighlock.fetch(server.url(INDEX), into=tmp_path / "pulled", limits=BRIEF)
 
 
 @pytest.mark.parametrize("content", [b"", b"<html>log in</html>" * 100, bytes(5000)])

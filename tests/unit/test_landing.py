@@ -74,7 +74,7 @@ def test_memory_holds_the_tensors(model, order, ways):
     content, spans, _ = model
     buffers = {name: bytearray(span.length) for name, span in spans.items()}
     targets = sorted(
-        (Target(span, memoryview(buffers[name])) for name, span in spans.items()),
+        (Target(span, np.frombuffer(buffers[name], np.uint8)) for name, span in spans.items()),
         key=lambda target: target.span.offset,
     )
     landing = MemoryLanding(targets, len(content))
@@ -90,7 +90,9 @@ def test_some_tensors_need_only_their_blocks(model, names, ways):
     content, spans, _ = model
     chosen = sorted((spans[name] for name in names), key=lambda span: span.offset)
     arrays = {span: bytearray(span.length) for span in chosen}
-    landing = MemoryLanding([Target(s, memoryview(arrays[s])) for s in chosen], len(content))
+    landing = MemoryLanding(
+        [Target(s, np.frombuffer(arrays[s], np.uint8)) for s in chosen], len(content)
+    )
     covered = {block for span in chosen for block in blocks_of(span)}
     assert list(landing.blocks) == sorted(covered)
     fill(landing, content, landing.blocks, ways)
@@ -101,14 +103,14 @@ def test_some_tensors_need_only_their_blocks(model, names, ways):
 def test_large_tensor_is_received_straight_into_its_memory(model):
     content, spans, _ = model
     array = np.zeros(spans["b"].length, np.uint8)
-    landing = MemoryLanding([Target(spans["b"], memoryview(array).cast("B"))], len(content))
+    landing = MemoryLanding([Target(spans["b"], array)], len(content))
     views = landing.place().views(1)
     assert len(views) == 1
     assert np.shares_memory(np.frombuffer(views[0], np.uint8), array)
 
 
 def test_tensors_of_no_bytes_want_nothing():
-    landing = MemoryLanding([Target(Span(100, 0), memoryview(b""))], SIZE)
+    landing = MemoryLanding([Target(Span(100, 0), np.empty(0, np.uint8))], SIZE)
     assert list(landing.blocks) == []
 
 

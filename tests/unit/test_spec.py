@@ -1,6 +1,5 @@
 """Specs, spans and layouts: values that cannot be wrong."""
 
-import dataclasses
 import itertools
 import pickle
 
@@ -42,7 +41,7 @@ def test_a_spec_from_a_triple():
 
 def test_specs_are_values():
     spec = TensorSpec("a", "I8", (2,))
-    with pytest.raises(dataclasses.FrozenInstanceError):
+    with pytest.raises(AttributeError):
         spec.name = "b"
     assert spec.renamed("b") == TensorSpec("b", "I8", (2,))
     assert spec.name == "a"

@@ -4,15 +4,17 @@ Checks names, shapes, dtypes and sizes before anything is asked for. Knows no co
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from itertools import pairwise
+from operator import attrgetter
 
 import numpy as np
 
 from weighlock.errors import LayoutError, LimitExceeded
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
-from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.filling import slots_of, targets_of
@@ -21,7 +23,7 @@ from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import Target
 
-__all__ = ["Received", "check_memory", "into_arrays", "into_new_memory"]
+__all__ = ["Received", "check_memory", "into_arrays", "into_new_memory", "lie_apart"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,39 +40,55 @@ class Received:
             step()
 
 
+def lie_apart(refs: Iterable[TensorRef], source: object) -> bool:
+    """Whether tensors lie in a file as in a share: each in one piece, and no two partly the same.
+
+    Only then can blocks be put in place as they come. In a checkpoint on a plain server a tensor
+    may be a view of another, or deflated.
+    """
+    spans: set[Span] = set()
+    for ref in refs:
+        span = ref.contiguous_span if isinstance(ref, StoredRef) and ref.source is source else None
+        if span is None:
+            return False
+        if span.length:
+            spans.add(span)
+    ordered = sorted(spans, key=attrgetter("offset"))
+    return all(one.offset + one.length <= other.offset for one, other in pairwise(ordered))
+
+
 def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
-    """A buffer of its own for each tensor, which all lie as they do in a share.
+    """A buffer of its own for each tensor; they lie apart.
 
     Names of the same tensor have one buffer together.
 
     Raises:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
-    # Pairs, not spans: there may be a million tensors, and a pair is hashed by C.
-    pairs = {(span.offset, span.length) for span in map(_span, chosen.values())}
-    check_memory(sum(length for _, length in pairs), limits)
-    del pairs
-    buffers: dict[tuple[int, int], memoryview] = {}
+    # Who begins where another begins is the same tensor, as they lie apart.
+    lengths = {span.offset: span.length for span in map(_span, chosen.values()) if span.length}
+    check_memory(sum(lengths.values()), limits)
+    del lengths
+    buffers: dict[int, Array] = {}
     targets: list[Target] = []
     refs: dict[str, TensorRef] = {}
     for name, ref in chosen.items():
         spec, span = ref.spec, _span(ref)
-        key = span.offset, span.length
-        view = buffers.get(key)
+        buffer = buffers.get(span.offset) if span.length else None
+        is_new = buffer is None
         if spec.dtype.is_packed:
-            if view is None:
-                view = byte_view(empty((span.length,), np.dtype(np.uint8)))
-            refs[name] = StoredRef(spec, BytesSource(view), Span(0, span.length))
-        elif view is None:
+            if buffer is None:
+                buffer = empty((span.length,), np.dtype(np.uint8))
+            refs[name] = StoredRef(spec, BytesSource(byte_view(buffer)), Span(0, span.length))
+        elif buffer is None:
             array = empty(spec.shape, spec.dtype.numpy)
-            view = byte_view(array)
+            buffer = flat_bytes(array)
             refs[name] = ArrayRef(spec, array)
         else:
-            flat = np.frombuffer(view, np.uint8)
-            refs[name] = ArrayRef(spec, flat.view(spec.dtype.numpy).reshape(spec.shape))
-        if key not in buffers:
-            buffers[key] = view
-            targets.append(Target(span, view))
+            refs[name] = ArrayRef(spec, buffer.view(spec.dtype.numpy).reshape(spec.shape))
+        if is_new and span.length:
+            buffers[span.offset] = buffer
+            targets.append(Target(span, buffer))
     targets.sort(key=lambda target: target.span.offset)
     beside = Beside(aliases=chosen.aliases)
     return Received(targets, Catalog(refs, chosen.metadata, beside=beside))
@@ -109,11 +127,11 @@ def into_arrays(chosen: Catalog, out: object, *, strict: bool, lazily: bool = Fa
                 lazily
                 or span is None
                 or span not in targets
-                or _address(memory) != _address(targets[span].view)
+                or _address(memory) != _address(byte_view(targets[span].buffer))
             ):
                 after.append(lambda slot=slot, ref=ref: slot.fill(ref))  # type: ignore[misc]
         elif span.length:
-            targets[span] = Target(span, memory)
+            targets[span] = Target(span, np.frombuffer(memory, np.uint8))
     refs = {name: as_ref(name, value) for name, value in targets_of(out).items() if name in chosen}
     ordered = sorted(targets.values(), key=lambda target: target.span.offset)
     return Received(ordered, Catalog(refs, chosen.metadata), after)

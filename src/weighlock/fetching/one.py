@@ -21,7 +21,13 @@ from weighlock.errors import (
     ProtocolError,
 )
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
-from weighlock.fetching.filling import Received, check_memory, into_arrays, into_new_memory
+from weighlock.fetching.filling import (
+    Received,
+    check_memory,
+    into_arrays,
+    into_new_memory,
+    lie_apart,
+)
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.pulling import Puller
@@ -125,7 +131,7 @@ class One:
             return self._whole(into, tell)
         remote = open_source(self._source, self._how.limits)
         chosen = choose(remote, self._names)
-        if not all(isinstance(r, StoredRef) and r.contiguous_span for r in chosen.values()):
+        if not lie_apart(chosen.values(), self._source):
             return self._unlike_a_share(chosen, out, into, tell)
         if into is not None and len(chosen) == len(remote):
             return self._whole(into, tell)

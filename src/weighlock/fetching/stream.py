@@ -11,7 +11,7 @@ from contextlib import closing
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
-from weighlock.fetching.filling import into_new_memory
+from weighlock.fetching.filling import into_new_memory, lie_apart
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.one import How, Names, choose
 from weighlock.fetching.reporting import Reporting
@@ -155,7 +155,7 @@ class _Prefetched:
 
     def _fetch(self, batch: list[TensorRef]) -> Catalog:
         catalog = Catalog({ref.name: ref for ref in batch})
-        if not all(isinstance(ref, StoredRef) and ref.contiguous_span for ref in batch):
+        if not lie_apart(batch, self._source):
             return catalog  # gathered when it is asked for: a checkpoint on a plain server
         received = into_new_memory(catalog, self._how.limits)
         landing = MemoryLanding(received.targets, self._source.size)

@@ -33,7 +33,7 @@ DATA_ALIGNMENT = 64
 _DTYPES = {dtype.value: dtype for dtype in DType if dtype.in_safetensors}
 
 
-class _Entry(msgspec.Struct, frozen=True):
+class _Entry(msgspec.Struct, frozen=True, gc=False):
     dtype: str = ""
     shape: tuple[int, ...] | None = None
     data_offsets: tuple[int, int] | None = None

@@ -10,7 +10,16 @@ from weighlock.tensors.dtypes import DType
 if TYPE_CHECKING:
     from weighlock.tensors.torch import Tensor
 
-__all__ = ["Array", "SlicedArray", "array_pieces", "byte_view", "empty", "pack_f4", "unpack_f4"]
+__all__ = [
+    "Array",
+    "SlicedArray",
+    "array_pieces",
+    "byte_view",
+    "empty",
+    "flat_bytes",
+    "pack_f4",
+    "unpack_f4",
+]
 
 Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 
@@ -39,12 +48,17 @@ class SlicedArray(np.ndarray[Any, np.dtype[Any]]):
         return plain[()] if return_scalar else plain
 
 
+def flat_bytes(array: Array) -> Array:
+    """The bytes of a C-contiguous array as an array, without a copy."""
+    return array.reshape(-1).view(np.uint8)
+
+
 def byte_view(array: Array) -> memoryview:
     """The bytes of a C-contiguous array, without a copy.
 
     The view goes through uint8, as the types of ml_dtypes do not speak the buffer protocol.
     """
-    return memoryview(array.reshape(-1).view(np.uint8))  # type: ignore[arg-type]
+    return memoryview(flat_bytes(array))  # type: ignore[arg-type]
 
 
 def empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:

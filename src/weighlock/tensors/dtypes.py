@@ -48,25 +48,26 @@ class DType(StrEnum):
     C128 = "C128"
     """Double complex numbers: torch's files hold them, safetensors has no name for them."""
 
+    bits: int
+    """Width of one element in a file."""
+
+    # The same value as Enum's, which is written in Python: types are looked up for every tensor.
+    __hash__ = str.__hash__
+
     @property
     def in_safetensors(self) -> bool:
         """Whether a safetensors file can hold this type; all but one."""
         return self is not DType.C128
 
     @property
-    def bits(self) -> int:
-        """Width of one element in a file."""
-        return _BITS[self]
-
-    @property
     def alignment(self) -> int:
         """The number of bytes an element of this type should start on a multiple of."""
-        return max(1, _BITS[self] // 8)
+        return max(1, self.bits // 8)
 
     @property
     def is_packed(self) -> bool:
         """Whether several elements share a byte in a file."""
-        return _BITS[self] < 8
+        return self.bits < 8
 
     @property
     def is_float(self) -> bool:
@@ -110,22 +111,20 @@ class DType(StrEnum):
         return found
 
 
-_BITS = {
-    dtype: bits
-    for bits, dtypes in {
-        4: [DType.F4],
-        6: [DType.F6_E2M3, DType.F6_E3M2],
-        8: [
-            *(DType.BOOL, DType.U8, DType.I8, DType.F8_E5M2, DType.F8_E4M3),
-            *(DType.F8_E8M0, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ),
-        ],
-        16: [DType.I16, DType.U16, DType.F16, DType.BF16],
-        32: [DType.I32, DType.U32, DType.F32],
-        64: [DType.C64, DType.F64, DType.I64, DType.U64],
-        128: [DType.C128],
-    }.items()
-    for dtype in dtypes
-}
+for _bits, _dtypes in {
+    4: [DType.F4],
+    6: [DType.F6_E2M3, DType.F6_E3M2],
+    8: [
+        *(DType.BOOL, DType.U8, DType.I8, DType.F8_E5M2, DType.F8_E4M3),
+        *(DType.F8_E8M0, DType.F8_E4M3FNUZ, DType.F8_E5M2FNUZ),
+    ],
+    16: [DType.I16, DType.U16, DType.F16, DType.BF16],
+    32: [DType.I32, DType.U32, DType.F32],
+    64: [DType.C64, DType.F64, DType.I64, DType.U64],
+    128: [DType.C128],
+}.items():
+    for _dtype in _dtypes:
+        _dtype.bits = _bits
 
 _NUMPY_NAMES = {
     DType.BOOL: "?",

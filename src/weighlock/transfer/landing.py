@@ -6,14 +6,15 @@ counts only when the place is told that it landed: until then its bytes may be a
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
+import msgspec
 import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
 from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span
 from weighlock.sources.http_remote import BlockPlace
-from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.arrays import Array, byte_view, empty
 from weighlock.tensors.spec import Span
 
 __all__ = ["FileLanding", "Landing", "LandingFile", "MemoryLanding", "PartLanding", "Target"]
@@ -39,11 +40,12 @@ class Landing(Protocol):
         """Land a block that is already here."""
 
 
-class Target(NamedTuple):
-    """Bytes of the remote file, and the memory they go to. A tuple: there may be a million."""
+class Target(msgspec.Struct, frozen=True, gc=False):
+    """Bytes of the remote file, and the memory they go to. A struct: there may be a million."""
 
     span: Span
-    view: memoryview
+    buffer: Array
+    """Of uint8. An array, which costs half as much as a memoryview of it."""
 
 
 class MemoryLanding:
@@ -57,7 +59,7 @@ class MemoryLanding:
     def __init__(self, targets: Iterable[Target], size: int) -> None:
         wanted = [target for target in targets if target.span.length]
         self._spans = _Spans([target.span for target in wanted])
-        self._views = [target.view for target in wanted]
+        self._buffers = [target.buffer for target in wanted]
         self.size = size
 
     @property
@@ -69,10 +71,11 @@ class MemoryLanding:
 
     def put(self, block: int, content: memoryview) -> None:
         origin = block * BLOCK_BYTES
+        arrived = np.frombuffer(content, np.uint8)
         for number, begin, end in self._spans.in_block(block):
             start = self._spans.starts[number]
-            target = self._views[number][begin - start : end - start]
-            target[:] = content[begin - origin : end - origin]
+            part = arrived[begin - origin : end - origin]
+            self._buffers[number][begin - start : end - start] = part
 
     def direct(self, block: int) -> list[tuple[int, int, memoryview]] | None:
         """Begin, end and memory of the wanted parts of a block; None if they are too many."""
@@ -80,7 +83,11 @@ class MemoryLanding:
             return None
         starts = self._spans.starts
         return [
-            (begin, end, self._views[number][begin - starts[number] : end - starts[number]])
+            (
+                begin,
+                end,
+                byte_view(self._buffers[number][begin - starts[number] : end - starts[number]]),
+            )
             for number, begin, end in self._spans.in_block(block)
         ]
 
