@@ -109,10 +109,10 @@ def test_touched_parts_tile_a_span_behind_the_header(every_tensor, data):
     first = data.draw(st.integers(len(file.header), file.size))
     span = Span(first, data.draw(st.integers(0, file.size - first)))
     reached = span.offset
-    for touched in file.touched(span):
-        assert touched.begin < touched.end <= touched.segment.span.length
-        assert touched.segment.span.offset + touched.begin == reached
-        reached += touched.end - touched.begin
+    for segment, begin, end in file.touched(span):
+        assert begin < end <= segment.span.length
+        assert segment.span.offset + begin == reached
+        reached += end - begin
     assert reached == span.end
 
 

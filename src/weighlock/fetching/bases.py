@@ -73,7 +73,7 @@ class BaseContents:
         """The block as the base has it; None if it has not all of it."""
         file = self._contents.file
         span = block_span(block, file.size)
-        here = sum(touched.end - touched.begin for touched in file.touched(span))
+        here = sum(end - begin for _, begin, end in file.touched(span))
         here += max(0, min(span.end, len(file.header)) - span.offset)
         if here != span.length:
             return None

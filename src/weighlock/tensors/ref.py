@@ -263,9 +263,16 @@ class ArrayRef(TensorRef):
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         return array_pieces(self.array, self.dtype, max_bytes)
 
+    def plain(self) -> "Array | None":
+        """The array, if its bytes lie in memory as a file holds them."""
+        array, dtype = self.array, self.spec.dtype
+        wanted = dtype.numpy
+        is_plain = array.flags.c_contiguous and (array.dtype is wanted or array.dtype == wanted)
+        return array if is_plain and dtype is not DType.F4 else None
+
     def memory(self) -> memoryview | None:
-        plain = self.array.flags.c_contiguous and self.array.dtype == self.dtype.numpy
-        return byte_view(self.array) if plain and self.dtype is not DType.F4 else None
+        plain = self.plain()
+        return None if plain is None else byte_view(plain)
 
     def _slice(self, index: Index) -> Array:
         narrow(Layout.contiguous(self.shape), index)  # the same indices are refused everywhere

@@ -18,7 +18,7 @@ from weighlock.errors import SourceError
 from weighlock.limits import Budget, Limits
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import FileSource
-from weighlock.tensors.arrays import byte_view, empty
+from weighlock.tensors.arrays import Array, byte_view, empty
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import Readable, StoredRef
@@ -200,8 +200,14 @@ class Contents:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
+        small = _Together(room)
         for segment, begin, end in self.file.touched(span):
             ref = segment.ref
+            if end - begin < _SMALL_BYTES and small.takes(ref, end - begin):
+                if small.is_full:
+                    yield from small.joined()
+                continue
+            yield from small.joined()
             memory = ref.memory()
             if memory is not None:
                 yield memory[begin:end]
@@ -217,6 +223,7 @@ class Contents:
             else:
                 with room.held(len(gathered)):
                     yield gathered[begin:end]
+        yield from small.joined()
 
     def _gathered(self, key: int, ref: TensorRef) -> Piece:
         with self._gathering:
@@ -264,12 +271,50 @@ class _Room:
         """So many bytes, while the block runs."""
         return nullcontext() if self._budget is None else self._budget.hold(count, _WAIT_S)
 
+    def fitting(self, most: int) -> int:
+        """How large a buffer may be: less while there is little room."""
+        return most if self._budget is None else self._budget.fitting(most, _SMALL_BYTES)
+
     def buffer(self, most: int) -> memoryview:
-        """A buffer until the range is through; a smaller one while there is little room."""
-        if self._budget is not None:
-            most = self._budget.fitting(most, _SMALL_BYTES)
-            self._stack.enter_context(self.held(most))
+        """A buffer until the range is through."""
+        most = self.fitting(most)
+        self._stack.enter_context(self.held(most))
         return byte_view(empty((most,), np.dtype(np.uint8)))
+
+
+class _Together:
+    """Small arrays one after another, to be copied by one call.
+
+    One by one, Python takes longer than the memory.
+    """
+
+    def __init__(self, room: _Room) -> None:
+        self._room = room
+        self._most = room.fitting(_BOUNCE_BYTES)
+        self._arrays: list[Array] = []
+        self._bytes = 0
+
+    @property
+    def is_full(self) -> bool:
+        return self._bytes + _SMALL_BYTES > self._most
+
+    def takes(self, ref: TensorRef, count: int) -> bool:
+        """Add an array of which all is wanted; False if it is none, or does not lie in order."""
+        if type(ref) is not ArrayRef or (array := ref.plain()) is None or array.nbytes != count:
+            return False
+        self._arrays.append(array)
+        self._bytes += count
+        return True
+
+    def joined(self) -> Iterator[memoryview]:
+        """Their bytes, in order; nothing if there are none."""
+        if not self._arrays:
+            return
+        with self._room.held(self._bytes):
+            # numpy's arrays are bytes for `join` whatever their type is.
+            together = b"".join(self._arrays)  # type: ignore[arg-type]
+            self._arrays, self._bytes = [], 0
+            yield memoryview(together)
 
 
 def _stored(source: Readable, offset: int, length: int, room: _Room) -> Iterator[Piece]:

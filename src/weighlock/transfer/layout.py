@@ -7,7 +7,7 @@ Pure: knows the header and which tensors a range touches. Where their bytes come
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple
+from typing import Literal, TypeAlias
 
 from weighlock.formats.virtual import Segment, place_all
 from weighlock.limits import Limits
@@ -17,13 +17,9 @@ from weighlock.tensors.stored import StoredRef
 __all__ = ["Segment", "Touched", "VirtualFile", "lay_out"]
 
 
-class Touched(NamedTuple):
-    """The part of a tensor that a range of the file touches. A tuple: there may be thousands."""
-
-    segment: Segment
-    begin: int
-    """Counted from the tensor's first byte, like the end."""
-    end: int
+Touched: TypeAlias = tuple[Segment, int, int]
+"""A tensor that a range of the file touches, and where the part begins and ends, counted from the
+tensor's first byte. A bare tuple: there may be thousands in a range."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +50,7 @@ class VirtualFile:
         starts, ends = self._starts, self._ends
         for number in range(bisect_right(ends, first), bisect_left(starts, last)):
             start = starts[number]
-            yield Touched(
+            yield (
                 self.segments[number],
                 max(first, start) - start,
                 min(last, ends[number]) - start,
