@@ -24,6 +24,7 @@ LAYERS = {
     "limits": 1,
     "abort": 1,
     "lifetimes": 1,
+    "joining": 1,
     "errors": 0,
 }
 

@@ -5,7 +5,7 @@ import pickle
 import numpy as np
 import pytest
 
-from weighlock.tensors.joining import join_buffers
+from weighlock.joining import join_buffers
 
 MB = 1 << 20
 

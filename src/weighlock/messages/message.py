@@ -11,6 +11,7 @@ from typing import Any
 
 from weighlock.errors import LocalProtocolError, MessageInvalid
 from weighlock.formats.virtual import place_all
+from weighlock.joining import join_buffers
 from weighlock.limits import Limits
 from weighlock.messages.codecs import DEFAULT, Registry
 from weighlock.messages.decoding import Build
@@ -20,7 +21,6 @@ from weighlock.messages.wire import Envelope, join, read, read_root, write_root
 from weighlock.sources.access import Access
 from weighlock.sources.ticket import Tickets
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.joining import join_buffers
 from weighlock.tensors.stored import Readable
 
 __all__ = ["THRESHOLD_BYTES", "Draft", "pack", "unpack"]

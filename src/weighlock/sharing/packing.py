@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol, TypedDict, Unpack
 
 from weighlock.errors import LocalProtocolError
+from weighlock.joining import join_buffers
 from weighlock.limits import Limits
 from weighlock.messages.codecs import Registry
 from weighlock.messages.message import THRESHOLD_BYTES, Draft, pack
 from weighlock.sharing.share import Outcome
 from weighlock.sharing.shared import Share
-from weighlock.tensors.joining import join_buffers
 
 __all__ = ["PackOptions", "Packed", "pack_and_share"]
 
