@@ -40,6 +40,8 @@ PECULIAR = {
     "expanded": lambda: torch.tensor([[1.0], [2.0]]).expand(2, 5),
     "expanded scalar": lambda: torch.tensor(3.0).expand(2, 3),
     "flipped": lambda: torch.arange(6.0).flip(0),
+    "one of a step": lambda: torch.arange(2.0)[::2],
+    "one of many steps": lambda: torch.arange(9, dtype=torch.int16).reshape(3, 3)[1:2, ::3],
     "one number": lambda: torch.tensor(3.5),
     "one bfloat16": lambda: torch.tensor(3.5, dtype=torch.bfloat16),
     "one float8": lambda: torch.tensor(3.5).to(torch.float8_e4m3fn),
@@ -65,10 +67,12 @@ PECULIAR = {
 @pytest.mark.parametrize("case", PECULIAR)
 def test_peculiar_tensors_are_saved_as_what_they_show(case, tmp_path):
     tensor = PECULIAR[case]()
-    shown = tensor.detach().resolve_conj().resolve_neg().contiguous().clone()
+    shown = (
+        tensor.detach().resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
+    )
     found = saved(tensor, tmp_path)
     assert found.shape == tuple(tensor.shape)
-    raw = shown.reshape(-1).view(torch.uint8).numpy() if shown.numel() else b""
+    raw = shown.ravel().clone().view(torch.uint8).numpy() if shown.numel() else b""
     assert found.tobytes() == bytes(raw)
 
 
@@ -77,9 +81,9 @@ def test_peculiar_tensors_are_saved_as_what_they_show(case, tmp_path):
 def test_the_way_through_the_staging_buffer_gives_the_same_bytes(case, max_bytes):
     """What a tensor on a device goes through, here forced on one in memory."""
     tensor = PECULIAR[case]().detach()
-    shown = tensor.resolve_conj().resolve_neg().contiguous()
+    shown = tensor.resolve_conj().resolve_neg().clone(memory_format=torch.contiguous_format)
     pieces = [bytes(piece) for piece in staged_pieces(tensor, max_bytes)]
-    raw = shown.reshape(-1).view(torch.uint8).numpy() if shown.numel() else b""
+    raw = shown.ravel().clone().view(torch.uint8).numpy() if shown.numel() else b""
     assert b"".join(pieces) == bytes(raw)
     assert all(len(piece) <= max(max_bytes, tensor.element_size()) for piece in pieces)
 

@@ -41,19 +41,21 @@ class Received:
 
 
 def lie_apart(refs: Iterable[TensorRef], source: object) -> bool:
-    """Whether tensors lie in a file as in a share: each in one piece, and no two partly the same.
+    """Whether tensors lie in a file as in a share: each in one piece, no two partly the same.
 
     Only then can blocks be put in place as they come. In a checkpoint on a plain server a tensor
-    may be a view of another, or deflated.
+    may be a view of another, the same bytes as another dtype, or deflated.
     """
-    spans: set[Span] = set()
+    held: dict[Span, TensorRef] = {}
     for ref in refs:
         span = ref.contiguous_span if isinstance(ref, StoredRef) and ref.source is source else None
         if span is None:
             return False
         if span.length:
-            spans.add(span)
-    ordered = sorted(spans, key=attrgetter("offset"))
+            other = held.setdefault(span, ref)
+            if other is not ref and (other.dtype, other.shape) != (ref.dtype, ref.shape):
+                return False
+    ordered = sorted(held, key=attrgetter("offset"))
     return all(one.offset + one.length <= other.offset for one, other in pairwise(ordered))
 
 
@@ -84,7 +86,7 @@ def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
             array = empty(spec.shape, spec.dtype.numpy)
             buffer = flat_bytes(array)
             refs[name] = ArrayRef(spec, array)
-        else:
+        else:  # another name for the same tensor
             refs[name] = ArrayRef(spec, buffer.view(spec.dtype.numpy).reshape(spec.shape))
         if is_new and span.length:
             buffers[span.offset] = buffer

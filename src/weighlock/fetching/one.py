@@ -230,12 +230,12 @@ class One:
         into: "str | os.PathLike[str] | Spool",
         tell: Callable[[int, int], None] | None,
     ) -> Catalog:
-        by_span = {ref.span: ref for ref in reversed(_stored(chosen))}
-        refs = [by_span[span] for span in sorted(by_span, key=lambda span: span.offset)]
+        # Names of one tensor get one entry. Those without bytes may share a place: each is its own.
+        places = {ref.name: ref.span if ref.nbytes else ref.name for ref in _stored(chosen)}
+        kept = {places[ref.name]: ref for ref in reversed(_stored(chosen))}
+        refs = sorted(kept.values(), key=lambda ref: ref.span.offset)
         aliases = {
-            ref.name: by_span[ref.span].name
-            for ref in _stored(chosen)
-            if by_span[ref.span].name != ref.name
+            name: kept[place].name for name, place in places.items() if kept[place].name != name
         }
         metadata = {key: text for key, text in remote.metadata.items() if key not in remote.aliases}
         specs = [ref.spec for ref in refs]

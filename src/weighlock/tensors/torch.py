@@ -237,7 +237,9 @@ def _bytes_of(tensor: "Tensor") -> memoryview:
 
     if tensor.numel() == 0:
         return memoryview(b"")
-    return byte_view(tensor.reshape(-1).view(torch.uint8).numpy())
+    # A tensor of one element is contiguous whatever its strides are, and reshaping keeps them.
+    flat = tensor.as_strided((tensor.numel(),), (1,))
+    return byte_view(flat.view(torch.uint8).numpy())
 
 
 def staged_pieces(tensor: "Tensor", max_bytes: int) -> Iterator[memoryview]:
