@@ -28,8 +28,8 @@ __all__ = ["WeightedSum", "step_units", "widened"]
 _STEP_NUMBERS = 256 * 1024
 """Numbers that are widened at once, all rows together: 2 MiB of float64."""
 
-_TIE = np.uint32(0x8000)
-_SIXTEEN = np.uint32(16)
+_ONE, _SIXTEEN = np.uint32(1), np.uint32(16)
+_BELOW_TIE, _TIE = np.uint32(0x7FFF), np.uint32(0x8000)
 
 _LARGEST = 3e38
 """Sums that may be above could overflow float32."""
@@ -101,23 +101,17 @@ class WeightedSum:
 
     def _bf16(self, rows: Array, out: Array, desk: Desk) -> bool:
         """Sum in float32 where that decides; False if it is not safe to, and nothing was done."""
-        bits = rows.view(np.uint16)
+        bits, result = rows.view(np.uint16), out.view(np.uint16)
         if not bits.size:
             return True
-        # As unsigned integers the largest is the most negative number, as signed the most positive.
-        positive = np.maximum(bits.view(np.int16).max(axis=1), 0).astype(np.uint16)
-        largest = np.maximum(bits.max(axis=1) & np.uint16(0x7FFF), positive)
-        if not largest.any():
-            out[:] = 0
-            return True
-        total = self._largest_sum(largest)
+        weights = np.array(self.weights)
+        total = _largest_sum(weights, bits)
         if not total < _LARGEST:
             return False
-        bound = self._bound(total)
-        sums = desk.array("sums", (bits.shape[1],), np.float32)
-        ends = desk.array("ends", sums.shape, np.float32)
-        _sum(np.array(self.weights, np.float32), rows.view(DType.BF16.numpy), sums)
-        margin = np.nextafter(np.float32(bound), np.float32(np.inf))
+        sums = desk.array("sums", result.shape, np.float32)
+        ends = desk.array("ends", result.shape, np.float32)
+        _sum(weights.astype(np.float32), rows.view(DType.BF16.numpy), sums)
+        margin = np.nextafter(np.float32(_off_by(len(weights), total)), np.float32(np.inf))
         np.add(sums, margin, out=ends)
         np.subtract(sums, margin, out=sums)
         # Rounded by integers, with ties away from zero: a tie inside the interval parts its ends.
@@ -125,39 +119,62 @@ class WeightedSum:
         for end in (low, high):
             np.add(end, _TIE, out=end)
             np.right_shift(end, _SIXTEEN, out=end)
-        result = out.view(np.uint16)
         np.copyto(result, low, casting="unsafe")
-        differ = desk.array("differ", sums.shape, np.bool_)
-        undecided = np.flatnonzero(np.not_equal(low, high, out=differ))
+        parted = desk.array("parted", result.shape, np.bool_)
+        undecided = np.flatnonzero(np.not_equal(low, high, out=parted))
         if undecided.size:
-            result[undecided] = self._again(bits, undecided)
+            result[undecided] = _sum_again(weights, bits, undecided)
         return True
 
-    def _largest_sum(self, largest: Array) -> float:
-        """What no sum is beyond, for rows whose largest numbers have these bits."""
-        values = (largest.astype(np.uint32) << np.uint32(16)).view(np.float32).astype(np.float64)
-        return float(np.abs(self.weights) @ values)
 
-    def _bound(self, total: float) -> float:
-        """More than what float32 sums are off, where no sum is beyond `total`."""
-        # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each
-        # is off by 2**-24 of `total` at the most; or by 2**-150, next to zero.
-        return (len(self.weights) + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
+def _largest_sum(weights: Array, bits: Array) -> float:
+    """What no weighted sum of columns of bf16 is beyond."""
+    # As unsigned integers the largest is the most negative number, as signed the most positive.
+    negative = bits.max(axis=1).astype(np.int32) & 0x7FFF
+    largest = np.maximum(negative, bits.view(np.int16).max(axis=1))
+    return float(np.abs(weights) @ (largest << 16).view(np.float32))
 
-    def _again(self, bits: Array, columns: Array) -> Array:
-        """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
-        # One by one they take several times as long as all of them in a row.
-        is_sparse = 4 * columns.size < bits.shape[1]
-        sums = np.zeros(columns.size if is_sparse else bits.shape[1])
-        value = np.empty(sums.size)
-        for weight, row in zip(self.weights, bits, strict=True):
-            value[...] = (row.take(columns) if is_sparse else row).view(DType.BF16.numpy)
-            value *= weight
-            sums += value
-        found = np.empty(2 * sums.size, np.uint8)
-        narrow(sums, DType.BF16, found)
-        short = found.view(np.uint16)
-        return short if is_sparse else short[columns]
+
+def _off_by(rows: int, total: float) -> float:
+    """More than what float32 sums of so many rows are off, where no sum is beyond `total`."""
+    # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each is
+    # off by 2**-24 of `total` at the most; or by 2**-150, next to zero.
+    return (rows + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
+
+
+def _sum_again(weights: Array, bits: Array, columns: Array) -> Array:
+    """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
+    # One by one they take several times as long as all of them in a row.
+    is_sparse = 4 * columns.size < bits.shape[1]
+    # Row by row: all at once, numpy would copy what does not lie in one piece.
+    chosen = np.stack([row.take(columns) for row in bits]) if is_sparse else bits
+    numbers = chosen.view(DType.BF16.numpy)
+    sums = np.einsum("i,ij->j", weights, numbers, dtype=np.float64, casting="unsafe")
+    rounded = _half_even(_to_odd(sums).view(np.uint32))
+    return rounded if is_sparse else rounded[columns]
+
+
+def _to_odd(values: Array) -> Array:
+    """Finite float64 as float32, cut off, with the last bit set where something was.
+
+    Rounded once more, to fewer bits, it gives what rounding the float64 would.
+    """
+    single = values.astype(np.float32)
+    exact, rounded = np.abs(values), np.abs(single)
+    bits = single.view(np.uint32)
+    bits -= rounded > exact
+    bits |= rounded != exact
+    return single
+
+
+def _half_even(bits: Array) -> Array:
+    """The bits of finite float32 as those of bf16, each in the low half of a word."""
+    odd = bits >> _SIXTEEN
+    odd &= _ONE
+    odd += bits
+    odd += _BELOW_TIE
+    odd >>= _SIXTEEN
+    return odd
 
 
 def step_units(rows: int) -> int:
