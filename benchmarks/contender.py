@@ -1,6 +1,7 @@
 """What a contender is: a way of doing one piece of work, and how to see that it was done."""
 
 import importlib.util
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
@@ -33,12 +34,16 @@ class Contender:
     """Raises if the work was not done; not measured."""
     needs: tuple[str, ...] = ()
     """Modules without which it cannot run."""
+    programs: tuple[str, ...] = ()
+    """Programs without which it cannot run. They do the work, so that the memory of the process
+    that starts them says nothing."""
     script: str = ""
     """Instead of the three functions: a program measured from process start to exit."""
 
     @property
     def missing(self) -> list[str]:
-        return [name for name in self.needs if importlib.util.find_spec(name) is None]
+        modules = [name for name in self.needs if importlib.util.find_spec(name) is None]
+        return modules + [name for name in self.programs if shutil.which(name) is None]
 
 
 @dataclass(frozen=True)

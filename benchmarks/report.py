@@ -3,12 +3,19 @@
 import datetime
 import os
 import platform
+import re
+import shutil
+import subprocess
 from importlib import metadata
 from statistics import median
 
 __all__ = ["bars_of", "dated", "document", "table"]
 
-_PACKAGES = ("weighlock", "numpy", "torch", "safetensors", "trinity-rft", "transformers", "nvflare")
+_PACKAGES = (
+    *("weighlock", "numpy", "blake3", "torch", "safetensors", "trinity-rft", "transformers"),
+    *("nvflare", "flwr", "runai-model-streamer", "fastsafetensors"),
+)
+_PROGRAMS = {"nginx": ("-v",), "curl": ("--version",)}
 
 
 def table(workload, samples, skipped, *, promises=True):
@@ -98,6 +105,7 @@ def document(tables, model, where, before=""):
             versions.append(f"{name} {metadata.version(name)}")
         except metadata.PackageNotFoundError:
             continue
+    versions += [found for found in map(_program, _PROGRAMS) if found]
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     kept = {_title(section): section for section in _sections(before)}
     kept |= {_title(section): section for section in tables}
@@ -115,6 +123,15 @@ def document(tables, model, where, before=""):
             *kept.values(),
         ]
     )
+
+
+def _program(name):
+    """A program and its version; nothing if it is not here."""
+    if shutil.which(name) is None:
+        return None
+    said = subprocess.run([name, *_PROGRAMS[name]], capture_output=True, text=True, check=True)
+    found = re.search(r"\d+(\.\d+)+", said.stdout + said.stderr)
+    return f"{name} {found[0] if found else 'of an unknown version'}"
 
 
 def _sections(text):

@@ -14,6 +14,10 @@ from dataclasses import asdict, dataclass
 __all__ = ["Sample", "run_workload", "touch_free_memory"]
 
 
+class _Cannot(Exception):
+    """A contender says that it cannot run on this machine."""
+
+
 @dataclass(frozen=True)
 class Sample:
     wall: float
@@ -58,7 +62,14 @@ def run_workload(workload, model, source, directory, *, repeats, check_all, say)
                 touch_free_memory(64 << 20)
             check = check_all or repeat == 0
             measure = _measure_script if contender.script else _measure_work
-            sample = measure(workload, contender, model, source, place, check)
+            try:
+                sample = measure(workload, contender, model, source, place, check)
+            except _Cannot as reason:
+                runnable.remove(contender)
+                del samples[contender.name]
+                skipped[contender.name] = f"cannot run here: {reason}"
+                say(f"  {contender.name}: {skipped[contender.name]}")
+                continue
             samples[contender.name].append(sample)
             say(f"  {repeat + 1}/{repeats} {contender.name}: {sample.wall:.3f} s")
             shutil.rmtree(place, ignore_errors=True)
@@ -74,7 +85,10 @@ def _measure_work(workload, contender, model, source, place, check):
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     ) as child:
-        pids = [int(pid) for pid in _expect(child, "ready", contender)]
+        said = _expect(child, ("ready", "cannot"), contender)
+        if said[0] == "cannot":
+            raise _Cannot(" ".join(said[1:]))
+        pids = [int(pid) for pid in said[1:]]
         # Now, not before it started: some machines take free memory back within seconds.
         # Of a small model for a quick look everything is small.
         touch_free_memory(min(workload.footprint_bytes or 2 * model.nbytes, 4 * model.nbytes))
@@ -84,7 +98,7 @@ def _measure_work(workload, contender, model, source, place, check):
             beside = [(_anonymous(pid), watching.enter_context(_Watch(pid))) for pid in pids]
             child.stdin.write("go\n")
             child.stdin.flush()
-            _expect(child, "worked", contender)
+            _expect(child, ("worked",), contender)
         child.stdin.write("go\n")
         child.stdin.flush()
         line = child.stdout.readline()
@@ -94,9 +108,8 @@ def _measure_work(workload, contender, model, source, place, check):
             raise RuntimeError(f"{contender.name} failed its check (exit code {child.wait()})")
     found = json.loads(line)
     added = [max(0, other.peak - before) for before, other in beside]
-    return Sample(
-        found["wall"], found["cpu"], max(0, watch.peak - baseline), sum(added) if added else None
-    )
+    memory = None if contender.programs else max(0, watch.peak - baseline)
+    return Sample(found["wall"], found["cpu"], memory, sum(added) if added else None)
 
 
 def _measure_script(workload, contender, model, source, place, check):
@@ -112,14 +125,15 @@ def _measure_script(workload, contender, model, source, place, check):
     return Sample(wall, cpu - before.children_user - before.children_system, None)
 
 
-def _expect(child, word, contender):
+def _expect(child, words, contender):
+    """The line that begins with one of these words, as words."""
     line = child.stdout.readline()
-    while line and line.split()[:1] != [word]:  # some peers talk on stdout
+    while line and line.split(" ")[0].strip() not in words:  # some peers talk on stdout
         line = child.stdout.readline()
     if not line:
         child.kill()
-        raise RuntimeError(f"{contender.name} ended before it was {word}")
-    return line.split()[1:]
+        raise RuntimeError(f"{contender.name} ended before it was {words[0]}")
+    return line.split()
 
 
 def _anonymous(pid):

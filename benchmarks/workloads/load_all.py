@@ -80,6 +80,44 @@ def _safetensors(prepared):
     return {name: tensor.clone() for name, tensor in module.load_file(path).items()}
 
 
+def _prepare_runai(job: Job):
+    import logging
+
+    from runai_model_streamer import SafetensorsStreamer
+
+    logging.getLogger("runai_model_streamer").setLevel(logging.WARNING)
+    return SafetensorsStreamer, job.source
+
+
+def _runai(prepared):
+    """Its tensors are the caller's: each has memory of its own, without a copy of ours."""
+    streamer_of, path = prepared
+    with streamer_of() as streamer:
+        streamer.stream_file(path)
+        return dict(streamer.get_tensors())
+
+
+def _prepare_fastsafetensors(job: Job):
+    import fastsafetensors
+    import torch  # noqa: F401
+
+    return fastsafetensors, job.source
+
+
+def _fastsafetensors(prepared, clone):
+    """Its tensors are views of one buffer for the whole file."""
+    module, path = prepared
+    loader = module.SafeTensorsFileLoader(module.SingleGroup(), "cpu", nogds=True)
+    loader.add_filenames({0: [path]})
+    buffers = loader.copy_files_to_device()
+    tensors = {name: buffers.get_tensor(name) for name in loader.get_keys()}
+    if clone:
+        tensors = {name: tensor.clone() for name, tensor in tensors.items()}
+    buffers.close()
+    loader.close()
+    return tensors
+
+
 def _prepare_weighlock(job: Job):
     import ml_dtypes  # noqa: F401
 
@@ -110,6 +148,27 @@ WORKLOAD = Workload(
             _prepare_safetensors,
             check_tensors,
             ("safetensors", "torch"),
+        ),
+        Contender(
+            "runai-model-streamer 0.17",
+            _runai,
+            _prepare_runai,
+            check_tensors,
+            ("runai_model_streamer", "torch"),
+        ),
+        Contender(
+            "fastsafetensors 0.5, CPU, views of one buffer",
+            lambda prepared: _fastsafetensors(prepared, clone=False),
+            _prepare_fastsafetensors,
+            check_tensors,
+            ("fastsafetensors", "torch"),
+        ),
+        Contender(
+            "fastsafetensors 0.5, CPU + clone",
+            lambda prepared: _fastsafetensors(prepared, clone=True),
+            _prepare_fastsafetensors,
+            check_tensors,
+            ("fastsafetensors", "torch"),
         ),
         Contender("weighlock, ref by ref", _weighlock, _prepare_weighlock, check_arrays),
         Contender(

@@ -13,7 +13,7 @@ _URL = "http://127.0.0.1:8400/s/0123456789abcdef0123456789abcdef/model.safetenso
 @dataclass
 class _Prepared:
     obj: dict
-    body: bytes = b""
+    body: object = b""
     count: int = 0
     refs: list = None
     server: object = None
@@ -74,6 +74,22 @@ def _fobs_body(obj):
     return _fobs().dumps(obj)
 
 
+def _flower():
+    from benchmarks.workloads import flower
+
+    return flower
+
+
+def _prepare_flower(pack):
+    def prepare(job: Job):
+        import numpy as np
+
+        getattr(_flower(), pack)({"round": 3, "weights": {"a": np.ones(2)}, "metrics": {}})
+        return _Prepared(_object(job))
+
+    return prepare
+
+
 def _prepare_fobs(job: Job):
     import numpy as np
 
@@ -122,6 +138,20 @@ _INLINE = Workload(
             ("nvflare",),
         ),
         Contender(
+            "Flower 1.41 RecordDict, one protobuf",
+            lambda prepared: _flower().to_protobuf(prepared.obj),
+            _prepare_flower("to_protobuf"),
+            lambda job, prepared, body: _check_object(job, prepared, _flower().of_protobuf(body)),
+            ("flwr",),
+        ),
+        Contender(
+            "Flower 1.41 RecordDict, objects as it sends them",
+            lambda prepared: _flower().to_objects(prepared.obj),
+            _prepare_flower("to_objects"),
+            lambda job, prepared, body: _check_object(job, prepared, _flower().of_objects(body)),
+            ("flwr",),
+        ),
+        Contender(
             "weighlock, joined body",
             lambda prepared: _weighlock_body(prepared.obj),
             _prepare(),
@@ -161,6 +191,20 @@ _UNPACK = Workload(
             _prepare(_fobs_body),
             _check_object,
             ("nvflare",),
+        ),
+        Contender(
+            "Flower 1.41 RecordDict, one protobuf",
+            lambda prepared: _flower().of_protobuf(prepared.body),
+            _prepare(lambda obj: _flower().to_protobuf(obj)),
+            _check_object,
+            ("flwr",),
+        ),
+        Contender(
+            "Flower 1.41 RecordDict, objects as it sends them",
+            lambda prepared: _flower().of_objects(prepared.body),
+            _prepare(lambda obj: _flower().to_objects(obj)),
+            _check_object,
+            ("flwr",),
         ),
         Contender(
             "weighlock",
