@@ -54,6 +54,10 @@ class Puller:
             place = _Counted(moving, landing.place(), remote.size)
 
             def move(run: range) -> None:
+                if remote.verifies:
+                    # Before the lease: over the connection this thread has just given back. Later,
+                    # a new one would have to be made for them beside it.
+                    remote.digest(run.start)
                 with remote.lease() as connection:
                     remote.receive(connection, run, place)
 
