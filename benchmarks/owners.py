@@ -1,4 +1,4 @@
-"""The other side of a transfer: `python -m benchmarks.owners KIND COUNT BYTES DIRECTORY`.
+"""The other side of a transfer: `python -m benchmarks.owners KIND COUNT BYTES DIRECTORY HOST`.
 
 Holds a model of equal tensors in memory, offers it in one of several ways, prints where, and stays
 until its input ends.
@@ -6,6 +6,7 @@ until its input ends.
 
 import json
 import os
+import signal
 import socket
 import ssl
 import subprocess
@@ -55,11 +56,11 @@ def certificate(directory):
     return cert, key
 
 
-def _raw(arrays, directory, tls):
+def _raw(arrays, directory, host, tls):
     """Answers 16 bytes (offset, length) with that part of the tensors laid end to end."""
     views = [memoryview(array.view("u1")) for array in arrays.values()]
     size = len(views[0])
-    listener = socket.create_server(("127.0.0.1", 0))
+    listener = socket.create_server((host, 0))
     context = None
     if tls:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
@@ -89,16 +90,21 @@ def _raw(arrays, directory, tls):
             threading.Thread(target=serve, args=(sock,), daemon=True).start()
 
     threading.Thread(target=accept, daemon=True).start()
-    return {"port": listener.getsockname()[1]}
+    return {"host": host, "port": listener.getsockname()[1]}
 
 
-def _weighlock(arrays, directory, tls):
+def _server(host, **options):
     import weighlock
 
+    # Away from loopback only for who spells it out; the way there is a namespace of our own.
+    return weighlock.Server(host, insecure=host != "127.0.0.1", **options)
+
+
+def _weighlock(arrays, directory, host, tls):
     options = {}
     if tls:
         options = dict(zip(("tls_cert", "tls_key"), certificate(directory), strict=True))
-    server = weighlock.Server(**options)
+    server = _server(host, **options)
     tensors = _bf16(arrays)
     cpu, start = time.process_time(), time.perf_counter()
     share = server.share(tensors)
@@ -106,16 +112,16 @@ def _weighlock(arrays, directory, tls):
     return {"url": share.url, "hash_s": took, "hash_cpu_s": time.process_time() - cpu}
 
 
-def _nvflare(arrays, directory, tls):
+def _nvflare(arrays, host):
     import torch
     from nvflare.app_opt.pt.tensor_downloader import add_tensors
     from nvflare.fuel.f3.cellnet.cell import Cell
     from nvflare.fuel.f3.streaming.obj_downloader import ObjectDownloader
 
     with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
+        probe.bind((host, 0))
         port = probe.getsockname()[1]
-    url = f"tcp://127.0.0.1:{port}"
+    url = f"tcp://{host}:{port}"
     cell = Cell(fqcn="server", root_url=url, secure=False, credentials={})
     cell.start()
     tensors = {name: torch.from_numpy(array).view(torch.bfloat16) for name, array in arrays.items()}
@@ -139,31 +145,88 @@ def _later(arrays):
     return {"url": server.share(tensors).url}
 
 
-def _inbox(directory):
+_NGINX = """
+daemon off;
+worker_processes 2;
+pid {place}/nginx.pid;
+error_log {place}/error.log;
+{user}
+events {{}}
+http {{
+    access_log off;
+    sendfile on;
+    tcp_nopush on;
+    client_body_temp_path {place}/body;
+    proxy_temp_path {place}/proxy;
+    fastcgi_temp_path {place}/fastcgi;
+    uwsgi_temp_path {place}/uwsgi;
+    scgi_temp_path {place}/scgi;
+    server {{ listen {host}:{port}; root {place}; }}
+}}
+"""
+
+
+def _nginx(arrays, directory, host):
+    """A file of the tensors, served by nginx; it ends with this process."""
     import weighlock
 
-    inbox = weighlock.Server().inbox("a", into=os.path.join(directory, "in"), durable=False)
+    place = os.path.join(directory, "nginx")
+    os.makedirs(place, exist_ok=True)
+    weighlock.save(os.path.join(place, "model.safetensors"), _bf16(arrays), durable=False)
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        port = probe.getsockname()[1]
+    user = "user root;" if os.geteuid() == 0 else ""  # its workers would not see the directory
+    config = os.path.join(place, "nginx.conf")
+    with open(config, "w") as file:
+        file.write(_NGINX.format(place=place, host=host, port=port, user=user))
+    process = subprocess.Popen(["nginx", "-e", f"{place}/error.log", "-c", config])
+    while True:
+        try:
+            socket.create_connection((host, port)).close()
+            break
+        except ConnectionRefusedError:
+            if process.poll() is not None:
+                raise
+            time.sleep(0.02)
+    with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
+        pids = [process.pid, *map(int, children.read().split())]
+    size = os.path.getsize(os.path.join(place, "model.safetensors"))
+    return {"url": f"http://{host}:{port}/model.safetensors", "size": size, "pids": pids}
+
+
+def _inbox(directory, host):
+    inbox = _server(host).inbox("a", into=os.path.join(directory, "in"), durable=False)
     return {"url": inbox.url_for("a")}
 
 
 KINDS = {
-    "weighlock-file": lambda _, path: _weighlock_file(path),
-    "raw": lambda arrays, place: _raw(arrays, place, tls=False),
-    "raw-tls": lambda arrays, place: _raw(arrays, place, tls=True),
-    "weighlock": lambda arrays, place: _weighlock(arrays, place, tls=False),
-    "weighlock-tls": lambda arrays, place: _weighlock(arrays, place, tls=True),
-    "weighlock-later": lambda arrays, place: _later(arrays),
-    "inbox": lambda arrays, place: _inbox(place),
-    "nvflare": lambda arrays, place: _nvflare(arrays, place, tls=False),
+    "weighlock-file": lambda _, path, host: _weighlock_file(path),
+    "raw": lambda arrays, place, host: _raw(arrays, place, host, tls=False),
+    "raw-tls": lambda arrays, place, host: _raw(arrays, place, host, tls=True),
+    "weighlock": lambda arrays, place, host: _weighlock(arrays, place, host, tls=False),
+    "weighlock-tls": lambda arrays, place, host: _weighlock(arrays, place, host, tls=True),
+    "weighlock-later": lambda arrays, place, host: _later(arrays),
+    "inbox": lambda arrays, place, host: _inbox(place, host),
+    "nginx": _nginx,
+    "nvflare": lambda arrays, place, host: _nvflare(arrays, host),
 }
 
 
 class Owner:
-    """An owner in a process of its own; `address` is what it printed."""
+    """An owner in a process of its own, here or at the far end of a line.
 
-    def __init__(self, kind, count, nbytes, directory):
+    `address` is what it printed, `pids` are the processes that work for it.
+    """
+
+    def __init__(self, kind, count, nbytes, directory, far=None):
+        self._far = far
         self._process = subprocess.Popen(
-            [sys.executable, "-m", "benchmarks.owners", kind, str(count), str(nbytes), directory],
+            [
+                *(far.prefix if far else ()),
+                *(sys.executable, "-m", "benchmarks.owners", kind, str(count), str(nbytes)),
+                *(directory, far.host if far else "127.0.0.1"),
+            ],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
@@ -171,6 +234,7 @@ class Owner:
         )
         self.address = self._told()
         self.pid = self._process.pid
+        self.pids = [self.pid, *self.address.get("pids", ())]
 
     def go_on(self):
         """Let it do what it waits with; `address` is what it prints then."""
@@ -182,14 +246,18 @@ class Owner:
         line = self._process.stdout.readline()
         while line and not line.startswith("{"):
             line = self._process.stdout.readline()
-        return json.loads(line)
+        told = json.loads(line)
+        return self._far.reached(told) if self._far else told
 
 
 def main():
-    kind, count, nbytes, directory = sys.argv[1:]
+    kind, count, nbytes, directory, host = sys.argv[1:]
     arrays = make_arrays(int(count), int(nbytes))
-    print(json.dumps(KINDS[kind](arrays, directory)), flush=True)
+    told = KINDS[kind](arrays, directory, host)
+    print(json.dumps(told), flush=True)
     sys.stdin.read()
+    for pid in told.get("pids", ())[:1]:
+        os.kill(pid, signal.SIGTERM)
     os._exit(0)  # NVFlare's pools are not daemon threads
 
 

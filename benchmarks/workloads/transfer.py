@@ -8,39 +8,40 @@ import time
 from dataclasses import dataclass, field
 
 from benchmarks.contender import Bar, Contender, Job, Workload
+from benchmarks.curl import curl_contenders
 from benchmarks.owners import Owner, certificate, make_arrays
 
-__all__ = ["ALL"]
+__all__ = ["ALL", "Sizes", "check", "fetch", "prepare", "raw_to_disk", "raw_to_memory"]
 
 _RANGE, _BLOCK, _CONNECTIONS = 8 << 20, 1 << 20, 4
 
 
 @dataclass(frozen=True)
-class _Sizes:
+class Sizes:
     """How many tensors of how many bytes."""
 
     count: int
     nbytes: int
 
-    def of(self, job: Job) -> "_Sizes":
+    def of(self, job: Job) -> "Sizes":
         """These, or small ones for a quick look."""
         quick = job.model.hidden < 1000
-        return _Sizes(min(self.count, 20), min(self.nbytes, 1 << 18)) if quick else self
+        return Sizes(min(self.count, 20), min(self.nbytes, 1 << 18)) if quick else self
 
     @property
     def total(self) -> int:
         return self.count * self.nbytes
 
 
-LARGE = _Sizes(64, 32 << 20)
-MEDIUM = _Sizes(512, 4 << 20)
-SMALL = _Sizes(100_000, 20_480)
+LARGE = Sizes(64, 32 << 20)
+MEDIUM = Sizes(512, 4 << 20)
+SMALL = Sizes(100_000, 20_480)
 
 
 @dataclass
 class _Prepared:
     job: Job
-    sizes: _Sizes
+    sizes: Sizes
     owner: Owner
     out: dict = field(default_factory=dict)
     cell: object = None
@@ -48,15 +49,17 @@ class _Prepared:
     @property
     def pids(self):
         """Processes whose CPU and memory count too."""
-        return [self.owner.pid]
+        return self.owner.pids
 
     @property
     def path(self):
         return os.path.join(self.job.directory, "out.safetensors")
 
 
-def _prepare(kind, sizes, *, out=False):
-    def prepare(job: Job):
+def prepare(kind, sizes, *, out=False, far=None):
+    """The other side, at work; `far` makes the line to it, if there is one."""
+
+    def begin(job: Job):
         import blake3  # noqa: F401
         import ml_dtypes
         import numpy as np
@@ -64,7 +67,10 @@ def _prepare(kind, sizes, *, out=False):
         import weighlock.fetching.fetch  # noqa: F401
 
         chosen = sizes.of(job)
-        owner = Owner(kind, chosen.count, chosen.nbytes, os.path.dirname(job.directory))
+        line = far() if far else None
+        # A certificate is made once for all runs; what else an owner makes goes with its run.
+        place = os.path.dirname(job.directory) if kind.endswith("tls") else job.directory
+        owner = Owner(kind, chosen.count, chosen.nbytes, place, line)
         prepared = _Prepared(job, chosen, owner)
         if out:
             prepared.out = {
@@ -73,10 +79,10 @@ def _prepare(kind, sizes, *, out=False):
             }
         return prepared
 
-    return prepare
+    return begin
 
 
-def _check(job, prepared, result):
+def check(job, prepared, result):
     import numpy as np
 
     expected = make_arrays(prepared.sizes.count, prepared.sizes.nbytes)
@@ -94,12 +100,12 @@ def _check(job, prepared, result):
 
 def _raw_receive(prepared, take, tls=False):
     """Four connections ask for ranges of 8 MiB, one after another; `take` is given each."""
-    total, port = prepared.sizes.total, prepared.owner.address["port"]
+    total, address = prepared.sizes.total, prepared.owner.address
     starts = iter(range(0, total, _RANGE))
     taking = threading.Lock()
 
     def work():
-        sock = socket.create_connection(("127.0.0.1", port))
+        sock = socket.create_connection((address["host"], address["port"]))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls:
             cert, _ = certificate(os.path.dirname(prepared.job.directory))
@@ -131,7 +137,7 @@ def _fill(sock, view):
         done += got
 
 
-def _raw_to_memory(prepared, tls=False):
+def raw_to_memory(prepared, tls=False):
     import numpy as np
     from blake3 import blake3
 
@@ -154,7 +160,7 @@ def _raw_to_memory(prepared, tls=False):
     return arrays
 
 
-def _raw_to_disk(prepared):
+def raw_to_disk(prepared):
     import numpy as np
     from blake3 import blake3
 
@@ -198,7 +204,7 @@ def _access(prepared):
     return weighlock.Access(origins={"127.0.0.1": weighlock.Credential(ca=cert)})
 
 
-def _fetch(prepared, **options):
+def fetch(prepared, **options):
     import weighlock
 
     return weighlock.fetch(
@@ -207,10 +213,10 @@ def _fetch(prepared, **options):
 
 
 def _prepare_nvflare(sizes):
-    def prepare(job: Job):
+    def connect(job: Job):
         from nvflare.fuel.f3.cellnet.cell import Cell
 
-        prepared = _prepare("nvflare", sizes)(job)
+        prepared = prepare("nvflare", sizes)(job)
         url = prepared.owner.address["url"]
         cell = Cell(fqcn="site-1", root_url=url, secure=False, credentials={})
         cell.start()
@@ -219,7 +225,7 @@ def _prepare_nvflare(sizes):
         prepared.cell = cell
         return prepared
 
-    return prepare
+    return connect
 
 
 def _nvflare(prepared, to_disk):
@@ -252,20 +258,20 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
         f"fetch-{name}",
         f"Fetch {what} to memory over loopback",
         (
-            Contender(raw, _raw_to_memory, _prepare("raw", sizes), _check),
+            Contender(raw, raw_to_memory, prepare("raw", sizes), check),
             Contender(
                 flare,
                 lambda prepared: _nvflare(prepared, to_disk=False),
                 _prepare_nvflare(sizes),
-                _check,
+                check,
                 ("nvflare",),
             ),
-            Contender("weighlock", _fetch, _prepare("weighlock", sizes), _check),
+            Contender("weighlock", fetch, prepare("weighlock", sizes), check),
             Contender(
                 "weighlock, into given arrays",
-                lambda prepared: _fetch(prepared, out=prepared.out),
-                _prepare("weighlock", sizes, out=True),
-                _check,
+                lambda prepared: fetch(prepared, out=prepared.out),
+                prepare("weighlock", sizes, out=True),
+                check,
             ),
         ),
         (
@@ -280,19 +286,20 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
         f"fetch-{name}-disk",
         f"Fetch {what} to a file on tmpfs over loopback",
         (
-            Contender(raw + " + pwrite", _raw_to_disk, _prepare("raw", sizes), _check),
+            Contender(raw + " + pwrite", raw_to_disk, prepare("raw", sizes), check),
             Contender(
                 flare + "_to_disk",
                 lambda prepared: _nvflare(prepared, to_disk=True),
                 _prepare_nvflare(sizes),
-                _check,
+                check,
                 ("nvflare",),
             ),
+            *curl_contenders(prepare("nginx", sizes), check),
             Contender(
                 "weighlock",
-                lambda prepared: _fetch(prepared, into=prepared.path),
-                _prepare("weighlock", sizes),
-                _check,
+                lambda prepared: fetch(prepared, into=prepared.path),
+                prepare("weighlock", sizes),
+                check,
             ),
         ),
         (
@@ -312,15 +319,15 @@ _TLS = Workload(
     (
         Contender(
             "raw ssl + BLAKE3, 4 connections",
-            lambda prepared: _raw_to_memory(prepared, tls=True),
-            _prepare("raw-tls", LARGE),
-            _check,
+            lambda prepared: raw_to_memory(prepared, tls=True),
+            prepare("raw-tls", LARGE),
+            check,
         ),
         Contender(
             "weighlock",
-            lambda prepared: _fetch(prepared, access=_access(prepared)),
-            _prepare("weighlock-tls", LARGE),
-            _check,
+            lambda prepared: fetch(prepared, access=_access(prepared)),
+            prepare("weighlock-tls", LARGE),
+            check,
         ),
     ),
     (Bar("weighlock", "raw ssl + BLAKE3, 4 connections", 0.85),),
@@ -330,8 +337,8 @@ _MANY = Workload(
     "fetch-many",
     "Fetch 2 GB to memory: 100,000 tensors of 20 KB beside 512 of 4 MB",
     (
-        Contender("weighlock, 4 MB", _fetch, _prepare("weighlock", MEDIUM), _check),
-        Contender("weighlock, 20 KB", _fetch, _prepare("weighlock", SMALL), _check),
+        Contender("weighlock, 4 MB", fetch, prepare("weighlock", MEDIUM), check),
+        Contender("weighlock, 20 KB", fetch, prepare("weighlock", SMALL), check),
     ),
     (Bar("weighlock, 20 KB", "weighlock, 4 MB", 0.5),),
 )
