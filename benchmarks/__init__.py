@@ -4,6 +4,8 @@ The peers live in an environment of their own (`.bench-venv`), never in the one 
 
     workloads/   what is done: one module per piece of work, with all contenders for it
     child.py     one contender, once, in a fresh process
+    owners.py    the other side of a transfer; receivers.py: many of them at once
+    line.py      a way to the other side that is long and narrow
     runner.py    spawns children, contenders interleaved, and watches their memory from outside
     report.py    medians and ratios as Markdown
 """

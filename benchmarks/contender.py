@@ -75,5 +75,11 @@ class Workload:
     """Its contenders are points of a curve, of which a quick look needs a few."""
     source: str = "safetensors"
     """The kind of file the work starts from: safetensors, or of torch: zip, legacy, many."""
+    moved_bytes: int | None = None
+    """Bytes that each contender moves: the table tells MB/s too."""
+    rate_bars: dict[str, tuple[float, float | None]] = field(default_factory=dict)
+    """Least and most MB/s of a contender."""
+    note: Callable[[], str] | None = None
+    """What the table says of the machine it was measured on."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()
     """(ours, other, seconds): ours takes at most so much longer than the other."""

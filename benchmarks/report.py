@@ -24,10 +24,14 @@ def table(workload, samples, skipped, *, promises=True):
     Promises are about real sizes: at small ones start-up costs hide everything.
     """
     lines = [f"## {workload.title}", ""]
+    if workload.note is not None:
+        lines += [workload.note(), ""]
     paired = any(sample.beside is not None for found in samples.values() for sample in found)
+    moved = workload.moved_bytes if promises else None
     other = " other process + MB |" if paired else ""
+    other += " MB/s |" if moved else ""
     lines += [f"| contender | s (median) | spread | × first | CPU s | memory + MB |{other}"]
-    lines += ["|---|---|---|---|---|---|" + ("---|" if paired else "")]
+    lines += ["|---|---|---|---|---|---|" + "---|" * other.count("|")]
     first = None
     for name, found in samples.items():
         walls = [sample.wall for sample in found]
@@ -39,6 +43,7 @@ def table(workload, samples, skipped, *, promises=True):
             f"| {median(sample.cpu for sample in found):.2f} "
             f"| {f'{max(memory) / 1e6:.0f}' if memory else ''} |"
             + (f" {_beside(found)} |" if paired else "")
+            + (f" {moved / wall / 1e6:.1f} |" if moved else "")
         )
     lines += [f"| {name} | {why} | | | | |" for name, why in skipped.items()]
     bars = bars_of(workload, samples) if promises else []
@@ -69,6 +74,13 @@ def bars_of(workload, samples):
             more = median(s.wall for s in samples[ours]) - median(s.wall for s in samples[other])
             what = f"{ours} ≤ {other} + {seconds * 1000:.0f} ms"
             rows.append((what, f"+ {more * 1000:.0f} ms", more <= seconds))
+    for name, (least, most) in workload.rate_bars.items():
+        if samples.get(name):
+            wall = median(sample.wall for sample in samples[name])
+            found = workload.moved_bytes / wall / 1e6
+            what = f"≥ {least:g} MB/s" if most is None else f"{least:g} to {most:g} MB/s"
+            met = found >= least and (most is None or found <= most)
+            rows.append((f"{name}: {what}", f"{found:.1f} MB/s", met))
     for name, megabytes in workload.memory_bars.items():
         memory = [s.memory for s in samples.get(name, ()) if s.memory is not None]
         if memory:

@@ -3,6 +3,7 @@
 from benchmarks.workloads import (
     checkpoints,
     convert,
+    far,
     growth,
     load_all,
     many_tensors,
@@ -29,6 +30,7 @@ ALL = {
         *checkpoints.ALL,
         *many_tensors.ALL,
         *transfer.ALL,
+        *far.ALL,
         *push.ALL,
         *messages.ALL,
         *growth.ALL,
