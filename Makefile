@@ -5,7 +5,14 @@ BIN := $(VENV)/bin
 # Most of a run is waiting for processes: two at a time, a file of tests never split.
 TOGETHER := --numprocesses 2 --dist loadfile
 
-.PHONY: demo test quick bench lint tools compiled clean
+.PHONY: demo test quick bench lint tools bench-tools compiled clean
+
+# Programs and the packages they come in, installed as root where they are missing.
+install_tools = for pair in $(1); do \
+		command -v $${pair%%:*} >/dev/null || test "$$(id -u)" != 0 || \
+		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $${pair\#\#*:}; } >/dev/null || \
+		echo "$${pair%%:*} could not be installed"; \
+	done
 
 demo: $(VENV)/installed compiled
 	$(BIN)/weighlock demo
@@ -17,19 +24,18 @@ test: $(VENV)/tests-installed tools lint compiled
 quick: $(VENV)/tests-installed lint compiled
 	$(BIN)/python -m pytest $(TOGETHER) -m "not slow and not root and not memory"
 
-bench:
+bench: bench-tools
 	$(PYTHON) -m benchmarks --output benchmarks/RESULTS.md
 	$(PYTHON) -m benchmarks.pictures
 
 # Crash tests inject faults with strace, transfers are tried behind nginx, the page in chromium;
 # without them they are skipped and say so.
 tools:
-	@for tool in strace nginx chromedriver; do \
-		package=$$tool; test $$tool != chromedriver || package=chromium-driver; \
-		command -v $$tool >/dev/null || test "$$(id -u)" != 0 || \
-		{ apt-get update -qq && apt-get install -qq -y --no-install-recommends $$package; } >/dev/null || \
-		echo "$$tool could not be installed"; \
-	done
+	@$(call install_tools,strace:strace nginx:nginx chromedriver:chromium-driver)
+
+# Peers that are programs, and what a long line is made of; without them the tables say so.
+bench-tools:
+	@$(call install_tools,nginx:nginx curl:curl ip:iproute2 unshare:util-linux)
 
 # pip compiles what it installs, but not what it installs as editable: where PYTHONDONTWRITEBYTECODE
 # is set, every process would compile it anew, which takes longer than all it imports.

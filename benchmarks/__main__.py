@@ -61,24 +61,25 @@ def main():
                 print(f"{name}: skipped: not installed: torch", flush=True)
                 continue
             source = model.file(directory, workload.source)
+            times = 1 if workload.is_curve else repeats
             print(f"{name}: {workload.title}", flush=True)
             samples, skipped = run_workload(
                 workload,
                 model,
                 source,
                 directory,
-                repeats=repeats,
+                repeats=times,
                 check_all=options.quick,
                 say=lambda line: print(line, flush=True),
             )
-            tables.append(table(workload, samples, skipped, promises=not options.quick))
-            print("\n" + tables[-1], flush=True)
+            text = table(workload, samples, skipped, promises=not options.quick)
+            print("\n" + text, flush=True)
+            tables.append(dated(text, command, times))
             ran += sum(map(len, samples.values()))
             missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
-                    dated_tables = [dated(text, command, repeats) for text in tables]
-                    file.write(document(dated_tables, model, where, before))
+                    file.write(document(tables, model, where, before))
     finally:
         shutil.rmtree(directory, ignore_errors=True)
     checked = "all" if options.quick else "the first of each"

@@ -106,7 +106,8 @@ def bars_of(workload, samples):
 def dated(text, command, repeats):
     """A table that says when and how it was measured: tables of several days share one report."""
     title, rest = text.split("\n", 1)
-    return f"{title}\n\n{datetime.date.today()}, `{command}`, {repeats} repeats.\n{rest}"
+    times = f"{repeats} repeats" if repeats > 1 else "1 repeat"
+    return f"{title}\n\n{datetime.date.today()}, `{command}`, {times}.\n{rest}"
 
 
 def document(tables, model, where, before=""):

@@ -1,0 +1,50 @@
+"""What the benchmarks decide by themselves: when a line delivers, when a promise is met."""
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
+
+from benchmarks import report, runner
+from benchmarks.contender import Contender, Workload
+from benchmarks.line import Line
+from benchmarks.model import QUICK
+
+
+def test_a_line_delivers_late_and_one_after_another():
+    line = Line(rate=1000, delay_s=1.0, room_bytes=10_000)
+    assert line.due(5.0, 500) == 6.5
+    assert line.due(5.0, 500) == 7.0  # waits for the one before
+    assert line.due(9.0, 500) == 10.5  # what was idle is not made up for
+
+
+def test_a_line_takes_no_more_than_it_has_room_for():
+    line = Line(rate=1000, delay_s=0.0, room_bytes=1000)
+    assert [line.due(0.0, 600) for _ in range(3)] == [0.6, 1.2, None]
+    assert line.due(0.5, 600) == pytest.approx(1.8)
+
+
+@pytest.mark.parametrize(
+    ("wall", "met"), [(10.0, True), (11.0, True), (9.2, True), (11.2, False), (9.0, False)]
+)
+def test_a_rate_is_kept_within_its_bounds(wall, met):
+    work = Workload("w", "Work", (), moved_bytes=500_000_000, rate_bars={"ours": (45.0, 55.0)})
+    found = {"ours": [runner.Sample(wall, 0.0, None)]}
+    assert [row[2] for row in report.bars_of(work, found)] == [met]
+    assert f"| {500 / wall:.1f} |" in report.table(work, found, {})
+
+
+def test_a_contender_that_is_not_here_is_a_line_with_its_reason(tmp_path):
+    contenders = (
+        Contender("a module", print, needs=("no_such_module",)),
+        Contender("a program", print, programs=("no-such-program",)),
+    )
+    work = Workload("w", "Work", contenders)
+    samples, skipped = runner.run_workload(
+        work, QUICK, "", str(tmp_path), repeats=1, check_all=True, say=print
+    )
+    text = report.table(work, samples, skipped)
+    assert "| a module | not installed: no_such_module |" in text
+    assert "| a program | not installed: no-such-program |" in text
