@@ -11,7 +11,9 @@ from benchmarks.workloads.transfer import (
     Sizes,
     check,
     fetch,
+    nvflare,
     prepare,
+    prepare_nvflare,
     raw_to_disk,
     raw_to_memory,
 )
@@ -59,6 +61,13 @@ ALL = (
                 check,
             ),
             *curl_contenders(_prepare("nginx", _WHOLE), check),
+            Contender(
+                "NVFlare 2.9 download_tensors_to_disk",
+                lambda prepared: nvflare(prepared, to_disk=True),
+                prepare_nvflare(_WHOLE, Far),
+                check,
+                ("nvflare",),
+            ),
             Contender("weighlock, to memory", fetch, _prepare("weighlock", _WHOLE), check),
             Contender("weighlock, to disk", _to_disk, _prepare("weighlock", _WHOLE), check),
         ),

@@ -11,7 +11,17 @@ from benchmarks.contender import Bar, Contender, Job, Workload
 from benchmarks.curl import curl_contenders
 from benchmarks.owners import Owner, certificate, make_arrays
 
-__all__ = ["ALL", "Sizes", "check", "fetch", "prepare", "raw_to_disk", "raw_to_memory"]
+__all__ = [
+    "ALL",
+    "Sizes",
+    "check",
+    "fetch",
+    "nvflare",
+    "prepare",
+    "prepare_nvflare",
+    "raw_to_disk",
+    "raw_to_memory",
+]
 
 _RANGE, _BLOCK, _CONNECTIONS = 8 << 20, 1 << 20, 4
 
@@ -212,11 +222,11 @@ def fetch(prepared, **options):
     )
 
 
-def _prepare_nvflare(sizes):
+def prepare_nvflare(sizes, far=None):
     def connect(job: Job):
         from nvflare.fuel.f3.cellnet.cell import Cell
 
-        prepared = prepare("nvflare", sizes)(job)
+        prepared = prepare("nvflare", sizes, far=far)(job)
         url = prepared.owner.address["url"]
         cell = Cell(fqcn="site-1", root_url=url, secure=False, credentials={})
         cell.start()
@@ -228,7 +238,7 @@ def _prepare_nvflare(sizes):
     return connect
 
 
-def _nvflare(prepared, to_disk):
+def nvflare(prepared, to_disk):
     from nvflare.app_opt.pt.tensor_downloader import download_tensors, download_tensors_to_disk
 
     given = {
@@ -261,8 +271,8 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
             Contender(raw, raw_to_memory, prepare("raw", sizes), check),
             Contender(
                 flare,
-                lambda prepared: _nvflare(prepared, to_disk=False),
-                _prepare_nvflare(sizes),
+                lambda prepared: nvflare(prepared, to_disk=False),
+                prepare_nvflare(sizes),
                 check,
                 ("nvflare",),
             ),
@@ -289,8 +299,8 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
             Contender(raw + " + pwrite", raw_to_disk, prepare("raw", sizes), check),
             Contender(
                 flare + "_to_disk",
-                lambda prepared: _nvflare(prepared, to_disk=True),
-                _prepare_nvflare(sizes),
+                lambda prepared: nvflare(prepared, to_disk=True),
+                prepare_nvflare(sizes),
                 check,
                 ("nvflare",),
             ),
