@@ -37,9 +37,12 @@ def _padded(flat, unit):
     return torch.cat([flat, torch.full((-flat.numel() % unit,), 777.0)])
 
 
-def _partitions_of_groups(world):
+def _partitions_of_groups(world, align):
     """Stages 1 and 2: [rank][group]."""
-    flat = [_padded(torch.cat([t.reshape(-1) for t in g.values()]), 2 * world) for g in GROUPS]
+    flat = [
+        _padded(torch.cat([_padded(t.reshape(-1), align) for t in g.values()]), 2 * world)
+        for g in GROUPS
+    ]
     return [[group.chunk(world)[rank].clone() for group in flat] for rank in range(world)]
 
 
@@ -57,15 +60,33 @@ def _partitions_of_parameters(world, sub_group):
     return [[part.clone() for part in parts] for parts in ranks]
 
 
-def write_zero(directory, stage, world, *, bf16=False, sub_group=10**9, latest=True, **changes):
-    """Write a checkpoint folder; returns the folder with the files in it."""
+def write_zero(
+    directory,
+    stage,
+    world,
+    *,
+    bf16=False,
+    align=1,
+    paddings=None,
+    sub_group=10**9,
+    latest=True,
+    **changes,
+):
+    """Write a checkpoint folder; returns the folder with the files in it.
+
+    With `align`, each parameter of stages 1 and 2 begins at a multiple of it, as since 0.19.
+    """
     folder = directory / "global_step5"
     folder.mkdir(parents=True)
     if latest:
         (directory / "latest").write_text("global_step5")
         (directory / "zero_to_fp32.py").write_text("raise SystemExit")
     is_3 = stage == 3
-    flat = _partitions_of_parameters(world, sub_group) if is_3 else _partitions_of_groups(world)
+    flat = (
+        _partitions_of_parameters(world, sub_group) if is_3 else _partitions_of_groups(world, align)
+    )
+    if align > 1:
+        paddings = [[-t.numel() % align for t in group.values()] for group in GROUPS]
     for rank in range(world):
         name = f"{'bf16_' if bf16 else ''}zero_pp_rank_{rank}_mp_rank_00_optim_states.pt"
         key = "fp32_flat_groups" if is_3 else "single_partition_of_fp32_groups"
@@ -75,6 +96,7 @@ def write_zero(directory, stage, world, *, bf16=False, sub_group=10**9, latest=T
             "partition_count": world if is_3 else [world] * len(GROUPS),
             "base_optimizer_state": moments,
             key: flat[rank],
+            **({} if paddings is None else {"param_alignment_paddings": paddings}),
         }
         torch.save({"optimizer_state_dict": state, "ds_version": "0.16.2"}, folder / name)
     shapes = [OrderedDict((n, t.shape) for n, t in group.items()) for group in GROUPS]

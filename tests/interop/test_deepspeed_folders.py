@@ -17,6 +17,8 @@ CASES = {
     "stage 1 of bf16": (1, 3, {"bf16": True}),
     "stage 2": (2, 2, {}),
     "stage 2, more ranks than some tensors have elements": (2, 12, {}),
+    "stage 2, parameters padded within what ranks are": (2, 4, {"align": 2}),
+    "stage 2, parameters padded beyond that": (2, 2, {"align": 8}),
     "stage 3, one rank": (3, 1, {}),
     "stage 3": (3, 2, {}),
     "stage 3, small groups": (3, 3, {"sub_group": 7}),
@@ -175,6 +177,32 @@ LIES = {
 def test_shapes_that_lie_are_refused_with_a_reason(tmp_path, no_leaks, stage, shapes, says):
     folder = write_zero(tmp_path, stage, 2, param_shapes=shapes)
     with pytest.raises(LayoutError, match=says):
+        weighlock.open(folder)
+
+
+PADDINGS = {
+    "other than the elements allow": ([[0, 0, 100], [0, 0, 0]], "187"),
+    "of a group too few": ([[0, 0, 0]], "of other parameters"),
+    "of a parameter too many": ([[0, 0, 0, 0], [0, 0, 0]], "of other parameters"),
+    "below nothing": ([[-1, 1, 0], [0, 0, 0]], "paddings of a group"),
+    "beyond any file": ([[2**70, 0, 0], [0, 0, 0]], "paddings of a group"),
+    "no numbers": ([[True, 0, 0], [0, 0, 0]], "paddings of a group"),
+    "no lists": ([5, 5], "paddings of a group"),
+    "no list": (5, "as param_alignment_paddings"),
+}
+
+
+@pytest.mark.parametrize(("paddings", "says"), PADDINGS.values(), ids=PADDINGS)
+def test_paddings_that_lie_are_refused_with_a_reason(tmp_path, no_leaks, paddings, says):
+    folder = write_zero(tmp_path, 2, 2, paddings=paddings)
+    with pytest.raises(LayoutError, match=says):
+        weighlock.open(folder)
+
+
+def test_experts_in_parts_are_refused(tmp_path, no_leaks):
+    layers = [{"checkpoint_format": "zero3_partitioned"}]
+    folder = write_zero(tmp_path, 3, 2, ds_autoep_layers=layers)
+    with pytest.raises(FormatError, match="experts"):
         weighlock.open(folder)
 
 

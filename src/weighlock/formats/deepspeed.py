@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
 from weighlock.formats.deepspeed_plan import Planned, plan_stage_3, plan_stages_1_and_2
 from weighlock.formats.files_beside import FilesBeside
-from weighlock.formats.meanings import check_product, ints, short
+from weighlock.formats.meanings import MOST, check_product, ints, short
 from weighlock.formats.sharded import confined
 from weighlock.limits import Limits
 from weighlock.sources.joined import Joined, Run
@@ -123,14 +123,18 @@ def _catalog(
     key = f"{_STATE}.{_FLAT[is_stage_3]}."
     flat = [_flat_groups(rank, key, number) for number, rank in enumerate(ranks)]
     _check_complete(ranks[0].extras, len(ranks))
+    _check_no_experts(states)
     first = states[0]
     shapes = [_shapes(group, "param_shapes") for group in _list(first.extras.get("param_shapes"))]
     limits.check("tensors", sum(map(len, shapes)) * len(ranks), f"{path}: parts of parameters")
-    plan = plan_stage_3 if is_stage_3 else plan_stages_1_and_2
     sizes = [[ref.spec.size for ref in groups] for groups in flat]
+    if is_stage_3:
+        plan = plan_stage_3(shapes, sizes)
+    else:
+        plan = plan_stages_1_and_2(shapes, sizes, _paddings(ranks[0].extras))
     refs = _buffers(first)
     refs.update(_frozen(states if is_stage_3 else states[:1]))
-    for name, planned in plan(shapes, sizes).items():
+    for name, planned in plan.items():
         refs[name] = _joined(name, planned, flat)
     shared = first.extras.get("shared_params")
     for name, kept in shared.items() if isinstance(shared, Mapping) else ():
@@ -172,6 +176,34 @@ def _check_complete(extras: Mapping[Any, Any], ranks: int) -> None:
     told = max(count, default=None) if isinstance(count, list) and _are_ints(count) else count
     if type(told) is int and told != ranks:
         raise TruncatedFile(f"was saved by {told:,} ranks, files of {ranks:,} are there")
+
+
+def _check_no_experts(states: Sequence[Catalog]) -> None:
+    """Refuse experts that lie in parts over ranks of their own, as DeepSpeed's own merging does."""
+    for state in states:
+        layers = state.extras.get("ds_autoep_layers") or state.extras.get("autoep_layers")
+        for layer in layers if isinstance(layers, (list, tuple)) else ():
+            if isinstance(layer, Mapping) and layer.get("checkpoint_format") == "zero3_partitioned":
+                raise FormatError("holds experts in parts, which are not put together")
+
+
+def _paddings(extras: Mapping[Any, Any]) -> list[tuple[int, ...]] | None:
+    """Elements behind each parameter of each group that belong to none; None if it says nothing."""
+    state = extras.get(_STATE)
+    told = state.get("param_alignment_paddings") if isinstance(state, Mapping) else None
+    if told is None:
+        return None
+    if not isinstance(told, (list, tuple)):
+        raise LayoutError(f"its optimizer states hold {short(told)} as param_alignment_paddings")
+    return [_counts(group) for group in told]
+
+
+def _counts(group: object) -> tuple[int, ...]:
+    if isinstance(group, (list, tuple)) and _are_ints(group):
+        counts = tuple(group)
+        if all(0 <= count < MOST for count in counts):
+            return counts
+    raise LayoutError(f"its optimizer states hold {short(group)} as paddings of a group")
 
 
 def _are_ints(values: Sequence[object]) -> bool:

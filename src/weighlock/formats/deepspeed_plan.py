@@ -1,6 +1,7 @@
 """Which elements of which rank a parameter of a ZeRO checkpoint is made of. Pure arithmetic.
 
-Stages 1 and 2 lay the parameters of a group end to end and cut that into one part for each rank.
+Stages 1 and 2 lay the parameters of a group end to end, since DeepSpeed 0.19 with padding behind
+each of them, and cut that into one part for each rank.
 Stage 3 cuts each parameter into equal parts, the last one padded, and lays the parts of a rank end
 to end. Knows shapes and counts; not files.
 """
@@ -35,13 +36,16 @@ class Planned(NamedTuple):
 
 
 def plan_stages_1_and_2(
-    shapes: Sequence[Mapping[str, Shape]], sizes: Sequence[Sequence[int]]
+    shapes: Sequence[Mapping[str, Shape]],
+    sizes: Sequence[Sequence[int]],
+    paddings: Sequence[Sequence[int]] | None = None,
 ) -> dict[str, Planned]:
     """The parameters of each group.
 
     Args:
         shapes: of the parameters by name, for each group.
         sizes: elements of each group of each rank.
+        paddings: elements behind each parameter of each group that belong to none.
 
     Raises:
         LayoutError: there are other groups than shapes, or too few or too many elements.
@@ -51,10 +55,14 @@ def plan_stages_1_and_2(
             raise LayoutError(
                 f"rank {rank} has {len(groups):,} groups of parameters, {len(shapes):,} are named"
             )
+    if paddings is None:
+        paddings = [[0] * len(named) for named in shapes]
+    if [len(behind) for behind in paddings] != [len(named) for named in shapes]:
+        raise LayoutError("has paddings of other parameters than are named")
     found: dict[str, Planned] = {}
-    for group, named in enumerate(shapes):
+    for group, (named, behind) in enumerate(zip(shapes, paddings, strict=True)):
         counts = [groups[group] for groups in sizes]
-        wanted = sum(math.prod(shape) for shape in named.values())
+        wanted = sum(math.prod(shape) for shape in named.values()) + sum(behind)
         # Both are padded, by rules that changed: only to multiples of this are they the same.
         unit = 2 * len(sizes)
         if wanted > sum(counts) or -(-wanted // unit) != -(-sum(counts) // unit):
@@ -64,12 +72,12 @@ def plan_stages_1_and_2(
             )
         starts = [0, *accumulate(counts)]
         offset = 0
-        for name, shape in named.items():
+        for (name, shape), padding in zip(named.items(), behind, strict=True):
             _check_new(name, found)
             count = math.prod(shape)
             cuts = _cut(starts, offset, count)
             found[name] = Planned(shape, tuple(Part(rank, group, *cut) for rank, *cut in cuts))
-            offset += count
+            offset += count + padding
     return found
 
 
