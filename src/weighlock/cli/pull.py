@@ -10,6 +10,7 @@ from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, WeighlockError
+from weighlock.formats.remote import is_metadata
 from weighlock.sources.access import Address, Credential, shown
 
 __all__ = ["command"]
@@ -45,10 +46,10 @@ def command(
     """Pull the weights at URL into the file DEST.
 
     Without DEST, the file gets the name the URL ends with. A pull that was cut off is taken up when
-    it is run again: what had arrived is checked, and only the rest is pulled.
+    it is run again: what had arrived is checked, and only the rest is pulled. What the .metadata
+    of a distributed checkpoint names becomes one safetensors file, always from its beginning.
     """
-    address = Address.of(url)
-    name = os.path.basename(address.target.partition("?")[0]) or "model.safetensors"
+    name = _name(url)
     is_sharded = name.endswith(".index.json") and not patterns
     target = dest or (os.path.splitext(name)[0] if is_sharded else name)
     if not is_sharded and os.path.isdir(target):
@@ -77,6 +78,14 @@ def command(
             print_json({**facts, "notes": list(catalog.notes)})
         else:
             click.echo(f"{escaped(target)}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
+
+
+def _name(url: str) -> str:
+    """What to call what a URL names; of a distributed checkpoint, after its directory."""
+    directory, _, name = Address.of(url).target.partition("?")[0].rpartition("/")
+    if is_metadata(url):
+        name = f"{os.path.basename(directory) or 'model'}.safetensors"
+    return name or "model.safetensors"
 
 
 def _if_weights(path: str) -> str | None:

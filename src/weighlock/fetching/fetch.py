@@ -1,6 +1,7 @@
 """Fetch weights from a URL: to memory, into arrays somebody has, or to a file. One visible call.
 
-Knows what may be asked for; how one file is fetched is `one`'s, a model of many files `shards`'.
+Knows what may be asked for; how one file is fetched is `one`'s, a model of many files `shards`' or,
+where its tensors lie in chunks, `gathering`'s.
 """
 
 import time
@@ -13,10 +14,11 @@ from weighlock.abort import Abort
 from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError
 from weighlock.fetching.bases import Base, opened_base
+from weighlock.fetching.gathering import fetch_spread
 from weighlock.fetching.one import How, One
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
 from weighlock.fetching.shards import fetch_sharded
-from weighlock.formats.remote import is_index, noted
+from weighlock.formats.remote import is_index, is_metadata, noted
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.tensors.catalog import Catalog
@@ -48,7 +50,8 @@ def fetch(
     """Fetch weights from a URL: to memory, or where you say.
 
     Args:
-        url: of a share, of any file on an HTTP server, or of the index of a sharded model.
+        url: of a share, of any file on an HTTP server, of the index of a sharded model, or of the
+            `.metadata` of a distributed checkpoint, which becomes one safetensors file.
         out: a mapping of names to arrays or tensors, or a torch module, that receives them.
         into: a file (for a sharded model, a directory) that receives them. What an interrupted
             fetch left there is taken up. Into a spool: a temporary file, gone with its last ref.
@@ -97,6 +100,8 @@ def fetch(
         how = replace(how, abort=stop)
         if is_index(url):
             return fetch_sharded(url, out, into, patterns, opened, progress, how)
+        if is_metadata(url):
+            return fetch_spread(url, out, into, patterns, progress, how)
         with closing(how.open(url)) as source:
             with Reporting(source, receiver, progress) as reporting:
                 one = One(source, patterns, opened, how)

@@ -92,7 +92,7 @@ def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
             buffers[span.offset] = buffer
             targets.append(Target(span, buffer))
     targets.sort(key=lambda target: target.span.offset)
-    beside = Beside(aliases=chosen.aliases)
+    beside = Beside(aliases=chosen.aliases, groups=chosen.groups)
     return Received(targets, Catalog(refs, chosen.metadata, beside=beside))
 
 

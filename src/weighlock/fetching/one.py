@@ -4,10 +4,10 @@ What must be checked is checked before the first byte; pulling, bases and landin
 neighbours'.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
@@ -17,17 +17,11 @@ from weighlock.disk.spool import Spool
 from weighlock.errors import (
     Aborted,
     FormatError,
-    LayoutError,
     ProtocolError,
 )
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
-from weighlock.fetching.filling import (
-    Received,
-    check_memory,
-    into_arrays,
-    into_new_memory,
-    lie_apart,
-)
+from weighlock.fetching.filling import Received, into_arrays, into_new_memory, lie_apart
+from weighlock.fetching.gathering import Names, choose, gather
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.pulling import Puller
@@ -41,7 +35,6 @@ from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_ref
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import FileLanding, Landing, MemoryLanding, PartLanding
 from weighlock.transfer.rate import Rate
@@ -49,13 +42,7 @@ from weighlock.transfer.rate import Rate
 if TYPE_CHECKING:
     import os
 
-    from weighlock.tensors.arrays import Array
-    from weighlock.tensors.ref import TensorRef
-
-__all__ = ["How", "Names", "One", "choose", "save_chosen"]
-
-Names: TypeAlias = Sequence[str] | Callable[[Catalog], Catalog]
-"""Glob patterns, or what chooses from a catalog."""
+__all__ = ["How", "One"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,10 +116,10 @@ class One:
         """Fetch it: into arrays, to a file or spool, or to memory."""
         if into is not None and self._names is None:
             return self._whole(into, tell)
-        remote = open_source(self._source, self._how.limits)
+        remote = open_catalog(self._source, self._how.limits)
         chosen = choose(remote, self._names)
         if not lie_apart(chosen.values(), self._source):
-            return self._unlike_a_share(chosen, out, into, tell)
+            return gather(chosen, out, into, self._how, tell, strict=self._names is None)
         if into is not None and len(chosen) == len(remote):
             return self._whole(into, tell)
         if into is not None:
@@ -253,71 +240,6 @@ class One:
                 return open_landed(file.finish(), self._how.limits)
         assert not isinstance(into, Spool)  # noqa: S101
         return open_catalog(into, self._how.limits)
-
-    def _unlike_a_share(
-        self,
-        chosen: Catalog,
-        out: object | None,
-        into: "str | os.PathLike[str] | Spool | None",
-        tell: Callable[[int, int], None] | None,
-    ) -> Catalog:
-        """A checkpoint on a plain server, whose tensors do not lie as they are wanted."""
-        if into is not None:
-            return save_chosen(into, chosen, self._how, tell)
-        count = self._how.counting(_bytes_by_name(chosen), tell)
-        if out is not None:
-            received = into_arrays(chosen, out, strict=self._names is None, lazily=True)
-            for ref, step in zip(chosen.values(), received.after, strict=True):
-                step()
-                count(ref.nbytes)
-            return received.catalog
-        check_memory(chosen.nbytes, self._how.limits)
-        arrays: dict[object, Array] = {}
-        refs: dict[str, TensorRef] = {}
-        for name, ref in chosen.items():
-            identity = ref.identity()
-            if identity not in arrays:  # a tensor of several names is read once
-                arrays[identity] = ref.load()
-            refs[name] = as_ref(name, arrays[identity])
-            count(ref.nbytes)
-        return Catalog(refs, chosen.metadata)
-
-
-def save_chosen(
-    into: "str | os.PathLike[str] | Spool",
-    chosen: Catalog,
-    how: How,
-    tell: Callable[[int, int], None] | None,
-) -> Catalog:
-    """Copy tensors that do not lie as in a share, one by one."""
-    from weighlock.formats.save import save
-
-    count = how.counting(_bytes_by_name(chosen), tell)
-    if isinstance(into, Spool):
-        return save(into, chosen, progress=count, limits=how.limits)
-    save(into, chosen, durable=how.durable, progress=count)
-    return open_catalog(into, how.limits)
-
-
-def choose(remote: Catalog, names: "Names | None") -> Catalog:
-    """What is wanted of a catalog.
-
-    Raises:
-        LayoutError: no name matches.
-    """
-    if names is None:
-        return remote
-    if callable(names):
-        return names(remote)
-    chosen = remote.select(*names)
-    if not chosen:
-        raise LayoutError(f"no tensor matches {' or '.join(map(repr, names))}")
-    return chosen
-
-
-def _bytes_by_name(catalog: Catalog) -> int:
-    """Bytes of all tensors; of one with several names, once for each."""
-    return sum(ref.nbytes for ref in catalog.values())
 
 
 def _stored(catalog: Catalog) -> list[StoredRef]:

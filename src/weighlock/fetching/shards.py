@@ -14,10 +14,11 @@ from weighlock.disk.place import Place
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError
 from weighlock.fetching.filling import check_memory, into_arrays
+from weighlock.fetching.gathering import choose, open_spread, save_chosen
 from weighlock.fetching.landed_shards import LandedShards
-from weighlock.fetching.one import How, One, choose, save_chosen
-from weighlock.formats.detect import open_catalog, open_source
-from weighlock.formats.remote import noted, open_url
+from weighlock.fetching.one import How, One
+from weighlock.formats.detect import open_catalog
+from weighlock.formats.remote import noted
 from weighlock.formats.sharded import INDEX_NAME, Index, read_index
 from weighlock.formats.spooled import open_landed_shards
 from weighlock.sources.access import Address
@@ -45,10 +46,7 @@ def fetch_sharded(
         index = read_index(first, how.limits)
     if into is not None and patterns is None:
         return noted(_fetch_files(url, index, into, base, tell, how), first)
-    whole = open_url(
-        url, how.limits, open_source, access=how.access, verify=how.verify, abort=how.abort
-    )
-    with whole:
+    with open_spread(url, how) as whole:
         chosen = choose(whole, patterns)
         if into is not None:
             return noted(save_chosen(into, chosen, how, tell), first)

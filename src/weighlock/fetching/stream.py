@@ -8,16 +8,18 @@ import queue
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
+from dataclasses import replace
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
 from weighlock.fetching.filling import into_new_memory, lie_apart
+from weighlock.fetching.gathering import Names, choose, open_spread
 from weighlock.fetching.moving import Progress
-from weighlock.fetching.one import How, Names, choose
+from weighlock.fetching.one import How
 from weighlock.fetching.reporting import Reporting
 from weighlock.fetching.shards import only, shards_of
-from weighlock.formats.detect import open_source
-from weighlock.formats.remote import is_index
+from weighlock.formats.detect import open_catalog
+from weighlock.formats.remote import is_index, is_metadata
 from weighlock.formats.sharded import read_index
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
@@ -48,8 +50,9 @@ def stream(
     Every array is its receiver's own. Memory holds three tensors at the most, and 64 MB.
 
     Args:
-        url: of a share, of a file on any HTTP server that answers ranges, or of the index of a
-            sharded model, whose files then come one after another.
+        url: of a share, of a file on any HTTP server that answers ranges, of the index of a
+            sharded model, whose files then come one after another; or of the `.metadata` of a
+            distributed checkpoint, whose tensors come in its order.
         names: glob patterns; only these tensors.
         access: credentials.
         abort: ends it from any thread.
@@ -67,6 +70,9 @@ def stream(
     how = How(access, own, connections, None, verify, True, limits or Limits())
     patterns = (names,) if isinstance(names, str) else names
     stop = abort or Abort()
+    if is_metadata(url):
+        yield from _spread(url, patterns, replace(how, abort=stop))
+        return
     if not is_index(url):
         yield from _one_file(url, patterns, how, stop)
         return
@@ -76,9 +82,17 @@ def stream(
         yield from _one_file(Address.of(url).sibling(shard).url, only(held, shard), how, stop)
 
 
+def _spread(url: str, names: Sequence[str] | None, how: How) -> Iterator[tuple[str, Array]]:
+    """Tensors in chunks, each put together when it is asked for."""
+    with open_spread(url, how) as whole:
+        for name, ref in (whole if names is None else whole.select(*names)).items():
+            how.abort.check()
+            yield name, ref.load()
+
+
 def _one_file(url: str, names: Names | None, how: How, abort: Abort) -> Iterator[tuple[str, Array]]:
     with closing(how.open(url)) as source:
-        catalog = open_source(source, how.limits)
+        catalog = open_catalog(source, how.limits)
         chosen = catalog.select(*names) if isinstance(names, Sequence) else choose(catalog, names)
         batches = list(_batches(chosen))
         if len(batches) > 1 and not source.remote.resource.has_ranges:

@@ -1,4 +1,4 @@
-"""Weights behind a URL: one file, or the index of a sharded model. Reads headers only."""
+"""Weights behind a URL: one file, or what names the files of a model. Reads headers only."""
 
 import logging
 import os
@@ -20,7 +20,7 @@ from weighlock.sources.receipt import Receipt, Word
 from weighlock.sources.retrying import Retrying
 from weighlock.tensors.catalog import Catalog
 
-__all__ = ["UNVERIFIED", "is_index", "noted", "open_url"]
+__all__ = ["UNVERIFIED", "is_index", "is_metadata", "noted", "open_url"]
 
 _log = logging.getLogger("weighlock")
 
@@ -34,7 +34,16 @@ _UNCHECKED = "unverified: its blocks were not checked against their digests, as 
 
 def is_index(url: str) -> bool:
     """Whether a URL names the index of a sharded model."""
-    return Address.of(url).target.partition("?")[0].endswith(".index.json")
+    return _path(url).endswith(".index.json")
+
+
+def is_metadata(url: str) -> bool:
+    """Whether a URL names the metadata of a distributed checkpoint."""
+    return _path(url).endswith(f"/{METADATA_NAME}")
+
+
+def _path(url: str) -> str:
+    return Address.of(url).target.partition("?")[0]
 
 
 def open_url(
@@ -57,7 +66,7 @@ def open_url(
     try:
         if is_index(url):
             catalog = _open_index(source, url, limits, open_source, open_file)
-        elif Address.of(url).target.partition("?")[0].endswith(f"/{METADATA_NAME}"):
+        elif is_metadata(url):
             from weighlock.formats.dcp import open_dcp_source
 
             place_of = partial(_url_beside, url)

@@ -28,7 +28,7 @@ def open_landed(lease: Lease, limits: Limits | None = None) -> Catalog:
     limits = limits or Limits()
     source = LeasedSource(lease)
     try:
-        return open_source(source, limits).keeping(partial(_keep, lease, limits))
+        return open_catalog(source, limits).keeping(partial(_keep, lease, limits))
     except BaseException:
         source.close()
         raise
