@@ -143,6 +143,37 @@ def test_a_tensor_the_index_does_not_know(model, weighlock_command):
     assert_refused(weighlock_command("verify", model), shard.name, "'extra'")
 
 
+@pytest.mark.parametrize("told", [5, "5", {"a": 1}, 10**30, -1, None])
+def test_a_total_size_that_is_not_that_of_the_tensors_is_noted(model, weighlock_command, told):
+    path = model / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    index["metadata"]["total_size"] = told
+    path.write_text(json.dumps(index))
+    result = weighlock_command("verify", "--json", model)
+    (note,) = json.loads(succeeded(result))["notes"]
+    assert "total_size" in note
+    assert f"note: {note}" in result.stderr
+
+
+def test_a_total_size_that_is_right_or_not_given_is_not_noted(model, weighlock_command):
+    path = model / "model.safetensors.index.json"
+    index = json.loads(path.read_text())
+    for told in (index["metadata"]["total_size"], float(index["metadata"]["total_size"])):
+        index["metadata"]["total_size"] = told
+        path.write_text(json.dumps(index))
+        assert not weighlock_command("verify", model).stderr
+    del index["metadata"]
+    path.write_text(json.dumps(index))
+    assert not weighlock_command("verify", model).stderr
+
+
+def test_what_is_left_out_is_told(tmp_path, weighlock_command):
+    np.savez(tmp_path / "a.npz", ok=np.ones(3), text=np.array(["x"]))
+    result = weighlock_command("verify", "--json", tmp_path / "a.npz")
+    assert json.loads(succeeded(result))["unreadable"] == {"text": "its elements are texts"}
+    assert "note: text is left out" in result.stderr
+
+
 def test_hostile_names(tmp_path, weighlock_command):
     path = save(tmp_path / f"a{ESCAPES}", {ESCAPES: np.array([NAN])})
     said = succeeded(weighlock_command("verify", "--data", path))

@@ -27,7 +27,7 @@ def command(path: str, credential: Credential, as_json: bool) -> None:
     with weighlock.open(path, access=access_to(credential, path)) as catalog:
         facts = _facts(path, catalog.readable())
         groups = catalog.groups
-        print_notes(catalog)
+        print_notes(catalog.notes, catalog.unreadable)
     if as_json:
         print_json(facts)
     else:

@@ -35,7 +35,7 @@ def command(
         chosen = catalog.select(*patterns) if patterns else catalog.readable()
         refs = list(chosen.values())
         if not patterns or not catalog.is_sharded:  # a few tensors of many files open those only
-            print_notes(catalog)
+            print_notes(catalog.notes, catalog.unreadable)
         # Those of shards would open every one of them.
         groups = {} if patterns and catalog.is_sharded else _groups(chosen, patterns)
         if as_json:

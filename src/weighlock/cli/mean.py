@@ -111,7 +111,7 @@ def command(
                 }
             )
             return
-        print_notes(catalog)
+        print_notes(catalog.notes, catalog.unreadable)
         click.echo(
             f"{escaped(out)}: {report.tensors:,} tensors, {size(report.nbytes)}, "
             f"the mean of {len(report.weights)}"

@@ -72,7 +72,7 @@ def command(
             durable=not no_sync,
         )
     with catalog:
-        print_notes(catalog)
+        print_notes(catalog.notes, catalog.unreadable)
         facts = {"target": target, "tensors": len(catalog), "bytes": catalog.nbytes}
         if as_json:
             print_json({**facts, "notes": list(catalog.notes)})

@@ -46,7 +46,7 @@ def command(
     if sender is None and address.holder is None:
         sender = _own_name(path)
     with weighlock.open(path) as catalog:
-        print_notes(catalog)
+        print_notes(catalog.notes, catalog.unreadable)
         chosen = catalog.select(*patterns) if patterns else catalog
         if patterns and not chosen:
             raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")

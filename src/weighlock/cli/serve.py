@@ -138,7 +138,7 @@ def command(
             )
         shares = {}
         for path, catalog in zip(paths, catalogs, strict=True):
-            print_notes(catalog)
+            print_notes(catalog.notes, catalog.unreadable)
             share_id = stable_id(key, path, catalog)
             shares[path] = server.share(
                 catalog,

@@ -5,7 +5,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any
 
 import click
@@ -13,7 +13,6 @@ import click
 from weighlock.cli.text import escaped, parse_size, size
 from weighlock.errors import UnsupportedDType
 from weighlock.sources.access import shown
-from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 
 __all__ = [
@@ -76,11 +75,11 @@ def label(path: str) -> str:
     return shown(path) if is_url(path) else path
 
 
-def print_notes(catalog: Catalog) -> None:
-    """Tell on stderr what a reader of the catalog should know."""
-    for note in catalog.notes:
+def print_notes(notes: Iterable[str], unreadable: Mapping[str, str]) -> None:
+    """Tell on stderr what a reader of a catalog should know, and what is not in it."""
+    for note in notes:
         click.echo(f"note: {escaped(note)}", err=True)
-    for name, reason in catalog.unreadable.items():
+    for name, reason in unreadable.items():
         click.echo(f"note: {escaped(name)} is left out: {escaped(reason)}", err=True)
 
 

@@ -1,13 +1,14 @@
 """`weighlock verify`: is this file whole, and are its numbers numbers?"""
 
 import sys
+from collections.abc import Iterator, Sequence
 
 import click
 import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
+from weighlock.cli.shared import json_option, label, print_json, print_notes, progress_bar, weights
 from weighlock.cli.text import columns, escaped, size
 from weighlock.errors import LayoutError
 from weighlock.sources.access import Credential
@@ -29,12 +30,15 @@ _BLOCK_ELEMENTS = 1 << 20
 def command(path: str, data: bool, finite: bool, credential: Credential, as_json: bool) -> None:
     """Check that PATH is a complete, consistent file, or set of files.
 
-    Without --data only headers and sizes are read.
+    Without --data only headers and sizes are read. What a reader should know and need not refuse,
+    such as a total_size in an index that is not that of the tensors, is noted.
     """
     with weighlock.open(path, access=access_to(credential, path)) as catalog:
         refs = list(catalog.readable().values())
         _check_shards(catalog)
         total = catalog.readable().nbytes
+        notes, unreadable = [*catalog.notes, *_wrong_total(catalog, refs)], dict(catalog.unreadable)
+        print_notes(notes, unreadable)
         found: dict[str, dict[str, int]] = {}
         if data:
             with progress_bar(f"reading {label(path)}", total) as progress:
@@ -46,6 +50,7 @@ def command(path: str, data: bool, finite: bool, credential: Credential, as_json
                         found[ref.name] = {"nan": nan, "inf": inf}
     if as_json:
         facts = {"path": label(path), "valid": True, "tensors": len(refs), "bytes": total}
+        facts |= {"notes": notes, "unreadable": unreadable}
         print_json({**facts, "not_finite": found} if data else facts)
     else:
         if found:
@@ -69,6 +74,19 @@ def _check_shards(catalog: Catalog) -> None:
         for name in shard:
             if name not in catalog and name not in parts:
                 raise LayoutError(f"{file} holds tensor {name!r}, which the index does not list")
+
+
+def _wrong_total(catalog: Catalog, refs: Sequence[TensorRef]) -> Iterator[str]:
+    """What to note of the `total_size` of an index, which no reader of it relies on.
+
+    Those who write it count a tensor of several names once, or once for each.
+    """
+    told = catalog.metadata.get("total_size") if catalog.is_sharded else None
+    if told is None or catalog.unreadable:  # what cannot be read counts as well
+        return
+    counts = {sum(ref.nbytes for ref in refs), catalog.nbytes}
+    if told not in {*map(str, counts), *(f"{count}.0" for count in counts)}:
+        yield f"its index says that the total_size is {told[:40]}, the tensors have {max(counts):,} bytes"
 
 
 def _count(ref: TensorRef) -> tuple[int, int]:
