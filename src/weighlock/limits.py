@@ -118,7 +118,7 @@ class Limits:
         if asked > allowed:
             raise LimitExceeded(
                 f"{what}: {asked:,} asked, {allowed:,} allowed; "
-                f"pass limits=Limits({limit}={asked}) if you trust it",
+                f"from Python, limits=Limits({limit}={asked}) allows it if you trust it",
                 limit=limit,
                 asked=asked,
                 allowed=allowed,

@@ -18,11 +18,13 @@ import warnings
 import numpy as np
 import pytest
 import torch
+import torch.distributed.checkpoint as dcp
 from cli_checks import assert_refused, succeeded
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 
 import weighlock
+from process.plain_server import PlainServer
 from weighlock.cli import main
 
 MAGIC = pickle.dumps(0x1950A86A20F9469CFC6C, 2)
@@ -497,6 +499,24 @@ class TestScan:
         assert reports.keys() == {str(index), str(tmp_path / "m-1.bin"), str(tmp_path / "gone.bin")}
         assert not all(g["known"] for g in reports[str(tmp_path / "m-1.bin")]["globals"])
         assert reports[str(tmp_path / "gone.bin")]["error"]
+
+    def test_what_lies_behind_urls_is_scanned(self, tmp_path, command):
+        foreign_checkpoint(tmp_path / "m-1.bin")
+        index = {"weight_map": {"w": "m-1.bin"}}
+        files = {"/m-1.bin": (tmp_path / "m-1.bin").read_bytes()}
+        files["/m.bin.index.json"] = json.dumps(index).encode()
+        with PlainServer(files) as server:
+            result = command("scan", "--json", server.url("m.bin.index.json"), server.url("gone"))
+        assert result.returncode == 1
+        reports = json.loads(result.stdout)
+        assert [len(report["globals"]) > 0 for report in reports] == [False, True, False]
+        assert "404" in reports[2]["error"]
+
+    @pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::FutureWarning")
+    def test_metadata_stands_for_the_files_it_names(self, tmp_path, command):
+        dcp.save({"w": torch.ones(2), "n": 3}, checkpoint_id=str(tmp_path), no_dist=True)
+        said = succeeded(command("scan", tmp_path / ".metadata"))
+        assert said == "2 files, 0 foreign names, 0 could not be scanned\n"
 
     def test_folders_are_walked(self, tmp_path, command):
         inner = tmp_path / "a" / "b"

@@ -67,7 +67,7 @@ def test_what_does_not_fit_is_one_line_and_leaves_nothing(models, mean, tmp_path
 
 def test_models_that_lack_something_or_are_gone(models, mean, tmp_path):
     less = save(tmp_path / "less", {"w": np.ones((2, 3), F32)})
-    assert_refused(mean(*models, less), "lacks tensor 'n'")
+    assert_refused(mean(*models, less), "lacks tensor 'n'", "--skip-missing")
     result = mean(*models, less, tmp_path / "gone", "--skip-missing", "--exclude-lost")
     assert "the mean of 4" in succeeded(result)
     assert "gone) was lost and left out" in result.stderr
@@ -76,7 +76,7 @@ def test_models_that_lack_something_or_are_gone(models, mean, tmp_path):
 
 def test_integers(models, mean, tmp_path):
     odd = save(tmp_path / "odd", {"w": np.ones((2, 3), F32), "n": np.array([8, 1])})
-    assert_refused(mean(*models, odd), "'n' is 8 where others have 0")
+    assert_refused(mean(*models, odd), "'n' is 8 where others have 0", "--integers")
     succeeded(mean(*models, odd, "--integers", "max"))
     assert weighlock.open(tmp_path / "out")["n"].load().tolist() == [8, 1]
 

@@ -206,8 +206,8 @@ def wait_for_blocks(place, pattern, blocks=1):
 def test_serve_says_in_one_line_what_is_wrong(model, tmp_path, weighlock_command):
     cases = [
         ([tmp_path / "nowhere"], "nowhere"),
-        ([model, "--host", "0.0.0.0"], "insecure"),
-        ([model, "--host", "0.0.0.0", "--insecure"], "public"),
+        ([model, "--host", "0.0.0.0"], "--insecure"),
+        ([model, "--host", "0.0.0.0", "--insecure"], "--public-url"),
         ([model, "--tls-cert", model], "certificate"),
         ([model, model], "already"),
         ([model, "--host", "192.0.2.1", "--insecure"], "listen"),

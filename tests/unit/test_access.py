@@ -6,6 +6,7 @@ import pickle
 import pytest
 
 from weighlock import Access, Credential
+import weighlock
 from weighlock.errors import SourceError
 from weighlock.sources.access import Address, shown
 
@@ -220,3 +221,10 @@ def test_name_of_a_header_is_one(name):
 def test_path_that_is_taken_for_a_url_is_shown_as_it_was_given():
     with pytest.raises(SourceError, match=r"^models/a\.pt: only http"):
         Address.of("models/a.pt")
+
+
+@pytest.mark.parametrize("url", [42, None, b"http://host/x"])
+def test_what_is_no_text_is_no_url(url):
+    for dial in (weighlock.fetch, lambda url: next(weighlock.stream(url))):
+        with pytest.raises(TypeError, match="a URL is a str, not a"):
+            dial(url)

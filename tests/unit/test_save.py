@@ -89,6 +89,16 @@ A, B = ("a", np.ones(3, np.float32)), ("b", np.ones(2, np.float32))
 TWO = [("a", "F32", (3,)), ("b", "F32", (2,))]
 
 
+class Module:
+    """As torch's: some can be iterated, over modules."""
+
+    def state_dict(self):
+        return dict((A, B))
+
+    def __iter__(self):
+        return iter(())
+
+
 def breaking():
     yield A
     raise RuntimeError("the iterator broke")
@@ -111,6 +121,10 @@ WRONG = {
         WeighlockError,
         "'b'",
     ),
+    "no pair": (gives(A, B[1]), None, LayoutError, "a ndarray came where a pair"),
+    "no tensors": (lambda: 42, None, LayoutError, "a int is no mapping"),
+    "a text": (lambda: "ab", None, LayoutError, "a str is no mapping"),
+    "a module": (Module, None, LayoutError, r"a Module .* pass its state_dict\(\)"),
     "specs twice": (gives(A, B), [*TWO, TWO[0]], LayoutError, "'a'"),
     "breaks off": (breaking, TWO, RuntimeError, "the iterator broke"),
     "breaks off without specs": (breaking, None, RuntimeError, "the iterator broke"),

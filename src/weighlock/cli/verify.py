@@ -86,7 +86,7 @@ def _wrong_total(catalog: Catalog, refs: Sequence[TensorRef]) -> Iterator[str]:
         return
     counts = {sum(ref.nbytes for ref in refs), catalog.nbytes}
     if told not in {*map(str, counts), *(f"{count}.0" for count in counts)}:
-        yield f"its index says that the total_size is {told[:40]}, the tensors have {max(counts):,} bytes"
+        yield f"its index says total_size {told[:40]}, the tensors have {max(counts):,} bytes"
 
 
 def _count(ref: TensorRef) -> tuple[int, int]:

@@ -198,7 +198,7 @@ def _shared(
         label = contributors[lacking[0]].label
         raise CombineError(
             f"{label}: lacks tensor {name!r}, which {first.label} has; "
-            'missing="skip" combines those who have it',
+            'missing="skip" (--skip-missing) combines those who have it',
             contributor=label,
             tensor=name,
         )

@@ -14,6 +14,8 @@ __all__ = ["Agreed", "IntegerPolicy", "IntegerSum", "rounded_to"]
 
 IntegerPolicy: TypeAlias = Literal["equal", "first", "max", "round"]
 
+_ADVICE = 'integers="first", "max" or "round" (--integers) says which to take'
+
 _OVERFLOWED = 2.0**60
 """64-bit results that went around differ from their estimate by 2**64; rounding explains less."""
 
@@ -42,7 +44,7 @@ class Agreed:
         values = found.view(unit_dtype(self.dtype).numpy)
         if self.dtype.is_packed or self.policy == "equal":
             unit = int(np.flatnonzero(values[others[0]] != values[0])[0])
-            told = "" if self.dtype.is_packed else '; pass integers="first", "max" or "round"'
+            told = "" if self.dtype.is_packed else f"; {_ADVICE}"
             raise Fault(
                 f"is {values[others[0], unit]} where others have {values[0, unit]}{told}",
                 row=others[0],

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from weighlock.tensors.arrays import Array
     from weighlock.tensors.slicing import Index
 
-__all__ = ["is_dcp", "open_dcp", "open_dcp_source"]
+__all__ = ["files_named", "is_dcp", "open_dcp", "open_dcp_source"]
 
 _SUFFIX = ".distcp"
 
@@ -83,6 +83,17 @@ def open_dcp_source(
     beside = Beside({}, objects, (), unreadable, named, check)
     refs = _Refs(readable, files, limits, source.label)
     return Catalog(refs, {"format": "pt"}, files.close, beside=beside)
+
+
+def files_named(source: "Source", limits: Limits) -> list[str]:
+    """The files that the metadata in a source names, which lie beside it.
+
+    Raises:
+        FormatError, LimitExceeded: as opening it.
+    """
+    metadata, _ = _read(source, limits)
+    check_plain(metadata.files, source.label)
+    return metadata.files
 
 
 def _read(source: "Source", limits: Limits) -> tuple[Metadata, dict[tuple[str, str], int]]:

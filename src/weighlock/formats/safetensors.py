@@ -263,7 +263,7 @@ def check_storable(spec: TensorSpec) -> None:
     if not spec.dtype.in_safetensors:
         raise UnsupportedDType(
             f"tensor {spec.name!r} is {spec.dtype}, for which safetensors has no type: "
-            "leave it out, or convert it"
+            "leave it out, as `weighlock convert --skip-unsupported` does"
         )
 
 

@@ -14,7 +14,7 @@ from weighlock.formats.shards import PlannedShards, StreamedShards
 from weighlock.formats.writer import Writer
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_ref
+from weighlock.tensors.convert import as_refs
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import SpecLike, TensorSpec
 from weighlock.tensors.stored import StoredRef
@@ -103,7 +103,7 @@ def save(
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
     if isinstance(tensors, Mapping):
-        known = [as_ref(name, value) for name, value in tensors.items()]
+        known = list(as_refs(tensors))
         if tied == "alias":
             known, aliases = untied(known, beside)
         refs = known
@@ -114,7 +114,7 @@ def save(
             'tied="alias" needs a mapping: tensors of an iterable may share memory by chance'
         )
     else:
-        refs = (as_ref(name, value) for name, value in tensors)
+        refs = as_refs(tensors)
     job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
     announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
     if isinstance(path, Spool):

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-from weighlock.errors import LayoutError
 from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
 from weighlock.formats.save import own_metadata, source_positions, untied
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_ref
+from weighlock.tensors.convert import as_refs
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import Span
 from weighlock.tensors.torch import TorchRef
@@ -61,16 +60,10 @@ def place_all(
         UnsupportedDType: safetensors cannot hold it.
     """
     limits = limits or Limits()
-    if not isinstance(tensors, Mapping):
-        is_module = callable(getattr(tensors, "state_dict", None))
-        raise LayoutError(
-            f"a {type(tensors).__name__} is no mapping of names to tensors: pass "
-            + ("its state_dict()" if is_module else "a state dict, or what weighlock.open gives")
-        )
     if isinstance(tensors, Catalog) and metadata is None:
         metadata = own_metadata(tensors)
     beside = check_metadata(metadata)
-    refs = [as_ref(name, value) for name, value in tensors.items()]
+    refs = list(as_refs(tensors))
     for ref in refs:
         check_storable(ref.spec)
     if any(isinstance(ref, TorchRef) for ref in refs):

@@ -22,14 +22,15 @@ def check_address(host: str, public_url: str | None, *, is_open: bool) -> None:
     """
     if not is_open and not _is_loopback(host):
         raise Refused(
-            f"{host} can be reached by others: give a certificate (tls_cert=), or spell out "
-            "insecure=True"
+            f"{host} can be reached by others: give a certificate (tls_cert=, --tls-cert), or "
+            "spell out insecure=True (--insecure)"
         )
     if public_url is not None:
         check_public_url(public_url)
     elif _is_wildcard(host):
         raise LocalProtocolError(
-            f"{host} stands for every address: name the one others use with public_url="
+            f"{host} stands for every address: name the one others use with "
+            "public_url= (--public-url)"
         )
 
 

@@ -41,7 +41,10 @@ class Address:
 
         Raises:
             SourceError: it is not one.
+            TypeError: it is no text at all.
         """
+        if not isinstance(url, str):
+            raise TypeError(f"a URL is a str, not a {type(url).__name__}")
         try:
             parts = urlsplit(url.strip())
             port = parts.port
@@ -54,6 +57,7 @@ class Address:
         if parts.username is not None:
             raise SourceError(
                 f"{shown(url)}: holds a user name; pass credentials as "
+                "--header 'Authorization: …', or as "
                 "access=Access(origins={'host': Credential(headers=…)})"
             )
         if any(char <= " " or char == "\x7f" for char in parts.netloc):

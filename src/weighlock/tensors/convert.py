@@ -1,6 +1,6 @@
 """Anything that is a tensor, as a ref; and a ref seen in another dtype. Pure: nothing is read."""
 
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -13,7 +13,7 @@ from weighlock.tensors.slicing import Index
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.torch import TorchRef, is_tensor
 
-__all__ = ["CastRef", "as_ref", "check_cast"]
+__all__ = ["CastRef", "as_ref", "as_refs", "check_cast"]
 
 
 def as_ref(name: str, value: object) -> TensorRef:
@@ -37,6 +37,29 @@ def as_ref(name: str, value: object) -> TensorRef:
     raise LayoutError(
         f"tensor {name!r} is a {type(value).__name__}: pass a numpy array, a torch tensor or a ref"
     )
+
+
+def as_refs(tensors: object) -> Iterator[TensorRef]:
+    """Refs to what a mapping, or an iterable of names and tensors, holds; made as they are taken.
+
+    Raises:
+        LayoutError: it is neither, at once; or something in it is not a plain tensor.
+    """
+    if isinstance(tensors, Mapping):
+        return (as_ref(name, value) for name, value in tensors.items())
+    is_module = callable(getattr(tensors, "state_dict", None))
+    if is_module or not isinstance(tensors, Iterable) or isinstance(tensors, (str, bytes)):
+        raise LayoutError(
+            f"a {type(tensors).__name__} is no mapping of names to tensors: pass "
+            + ("its state_dict()" if is_module else "a state dict, or what weighlock.open gives")
+        )
+    return map(_named, tensors)
+
+
+def _named(pair: object) -> TensorRef:
+    if not isinstance(pair, (tuple, list)) or len(pair) != 2:
+        raise LayoutError(f"a {type(pair).__name__} came where a pair (name, tensor) should")
+    return as_ref(*pair)
 
 
 def check_cast(ref: TensorRef, dtype: DType) -> None:
