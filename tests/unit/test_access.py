@@ -5,8 +5,8 @@ import pickle
 
 import pytest
 
-from weighlock import Access, Credential
 import weighlock
+from weighlock import Access, Credential
 from weighlock.errors import SourceError
 from weighlock.sources.access import Address, shown
 
