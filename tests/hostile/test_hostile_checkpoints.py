@@ -868,7 +868,7 @@ STREAMS = [
         "e01 another magic number",
         legacy(magic=pickled(num(MAGIC + 1))),
         FormatError,
-        "no PyTorch checkpoint",
+        "without tensors",
     ),
     refused(
         "e02 code in the magic number",
@@ -1058,7 +1058,7 @@ IMPOSTORS = [
     refused("g25 GGUF", b"GGUF" + bytes(40), FormatError, "GGUF"),
     refused("g25 HDF5", b"\x89HDF\r\n\x1a\n" + bytes(40), FormatError, "HDF5"),
     refused("g25 numpy", b"\x93NUMPY\1\0" + bytes(40), FormatError, "numpy"),
-    refused("g25 a plain pickle", pickled(GOOD), FormatError, "weighlock scan"),
+    refused("g25 a plain pickle", pickled(GOOD), FormatError, "data.pkl of a checkpoint"),
     refused("g25 a pickle that runs code", pickled(EVIL), FormatError, "pickle", SYSTEM),
     refused("g25 such a pickle without PROTO", pickled(EVIL, None), FormatError, "", SYSTEM),
     refused(

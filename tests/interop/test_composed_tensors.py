@@ -9,7 +9,9 @@ import torch
 from torch_objects import assert_same, raw_bits, saved
 
 import weighlock
-from weighlock.errors import UnsupportedDType
+from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.formats.scanning import scan_source
+from weighlock.sources.local import BytesSource
 from weighlock.tensors.groups import Group
 
 BOTH = pytest.mark.parametrize("legacy", [False, True], ids=["zip", "legacy"])
@@ -220,3 +222,22 @@ class TestCatalogs:
             assert list(target) == list(source)
             for name in source:
                 assert np.array_equal(target[name].load(), source[name].load())
+
+
+def test_what_torch_takes_for_safe_is_not_foreign():
+    jagged = torch.nested.nested_tensor([torch.ones(2, 3), torch.ones(4, 3)], layout=torch.jagged)
+    findings = list(scan_source(BytesSource(saved({"j": jagged}))))
+    assert findings
+    assert [f for f in findings if not f.known] == []
+
+
+def test_an_error_names_the_file_once(tmp_path):
+    content = saved({"w": torch.ones(3)})
+    broken = content.replace(b"data/0", b"data/9", 1)  # in the member's own header
+    (tmp_path / "x.pt").write_bytes(broken)
+    with pytest.raises(LayoutError, match="'w'") as caught:
+        weighlock.open(tmp_path / "x.pt")
+    assert str(caught.value).count("x.pt") == 1
+    torch.save({"w": torch.ones(3)}, tmp_path / "x.pt", pickle_protocol=0)
+    with pytest.raises(LayoutError, match=r"x\.pt: a tensor's storage is not given as torch"):
+        weighlock.open(tmp_path / "x.pt")

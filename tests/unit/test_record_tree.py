@@ -217,6 +217,12 @@ class TestExtras:
         assert extras["dtype"] == "torch.float16"
         assert list(extras["old"]) == [1, 2]
 
+    def test_bytes_are_keys_in_every_protocol(self):
+        for key in (b"by", called("_codecs.encode", "by", "latin1")):
+            tree = read_tree({key: tensor(), "n": {key: 1}})
+            assert list(tree.tensors) == ["by"]
+            assert tree.extras == {"n": {b"by": 1}}
+
     def test_keys_that_become_one_are_not_lost_silently(self):
         tree = read_tree({(1, 2): "tuple", "(1, 2)": "text"})
         assert len(tree.extras) == 2 or tree.notes

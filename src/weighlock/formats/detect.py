@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, TypeAlias
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
 from weighlock.formats.nested import with_nested
+from weighlock.formats.plain_pickle import is_pickle, open_pickle
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.formats.tar_directory import is_tar
 from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
@@ -29,8 +30,6 @@ _TEXT = bytes(range(0x20, 0x7F)) + b"\t\n\r"
 # What people hand over instead of weights, by its first bytes: the error should say what it is.
 _IMPOSTORS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the weights: run `git lfs pull`"),
-    (b"\x80", "a pickle, but no PyTorch checkpoint; `weighlock scan` shows what it would import"),
-    ((b"(dp", b"(lp", b"}q\0", b"]q\0"), "a pickle, but no PyTorch checkpoint"),
     (b"PK\5\6", "a ZIP archive with nothing in it"),
     (b"GGUF", "the beginning of a GGUF file"),
     (b"\x89HDF", "an HDF5 file, which is not read"),
@@ -163,6 +162,15 @@ def _open_spread(path: str, names: list[str], limits: Limits) -> "Catalog | None
 
 def open_source(source: Source, limits: Limits) -> "Catalog":
     """The catalog in a source, in whatever format its first bytes show."""
+    try:
+        return _open_source(source, limits)
+    except FormatError as error:
+        if error.source is not None:
+            raise
+        raise type(error)(str(error), source=source.label) from error
+
+
+def _open_source(source: Source, limits: Limits) -> "Catalog":
     buffer = bytearray(min(source.size, 512))
     source.read_into(0, memoryview(buffer))
     first = bytes(buffer)
@@ -200,6 +208,8 @@ def _open_other(source: Source, limits: Limits, first: bytes) -> "Catalog | None
         from weighlock.formats.npy import open_npy
 
         return open_npy(source, limits)
+    if is_pickle(first) and first[8:9] != b"{":
+        return open_pickle(source, limits)
     return None
 
 

@@ -170,6 +170,9 @@ def plain_key(key: Any) -> Any:
     """A key as a plain value: itself where it is one, else a text."""
     if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
         return key
+    if type(key) is Call:  # protocol 2 has no bytes, and makes them of a text
+        raw = raw_bytes(key)
+        return label_of(key) if raw is None else raw
     return key if type(key) in SIMPLE else label_of(key)
 
 
@@ -185,4 +188,7 @@ def label_of(key: Any) -> str:
         return str(key)
     if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
         return f"({', '.join(label_of(part) for part in key)})"
-    return f"{_name_of(key)[1]}" if type(key) is Call else type(key).__name__
+    if type(key) is not Call:
+        return type(key).__name__
+    raw = raw_bytes(key)
+    return _name_of(key)[1] if raw is None else label_of(raw)

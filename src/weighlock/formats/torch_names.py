@@ -94,6 +94,9 @@ _DISTRIBUTED = (
     *("TensorProperties", "MetadataIndex", "StorageMeta", "_MEM_FORMAT_ENCODING"),
 )
 
+_TENSOR_SPECS = ("DTensorSpec", "TensorMeta", "ShardOrderEntry")
+_PLACEMENTS = ("Shard", "Replicate", "Partial", "_StridedShard")
+
 # What a checkpoint may name without anybody having to look: tensors, numbers, containers.
 _KNOWN = {
     *(("torch._utils", name) for name in _UTILS),
@@ -141,6 +144,16 @@ _KNOWN = {
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
     ("torch.distributed._shard.metadata", "ShardMetadata"),
     ("torch.distributed._shard.sharded_tensor.metadata", "TensorProperties"),
+    # What torch itself takes for safe to load.
+    ("torch.nested._internal.nested_tensor", "_rebuild_njt"),
+    ("torch.nested._internal.nested_tensor", "NestedTensor"),
+    ("torch._dynamo.decorators", "_DimRange"),
+    ("torch.distributed.tensor", "DTensor"),
+    *(("torch.distributed.tensor._dtensor_spec", name) for name in _TENSOR_SPECS),
+    *(("torch.distributed.tensor.placement_types", name) for name in _PLACEMENTS),
+    ("torch.distributed.device_mesh", "DeviceMesh"),
+    ("torch.distributed._mesh_layout", "_MeshLayout"),
+    ("torch.distributed._mesh_layout", "_FlatLayout"),
 }
 
 

@@ -60,7 +60,8 @@ def make_refs(
         except UnsupportedDType as error:
             unreadable[name] = str(error)
         except FormatError as error:
-            raise type(error)(f"tensor {name!r}: {error}", source=label) from error
+            told = str(error).removeprefix(f"{error.source}: ")
+            raise type(error)(f"tensor {name!r}: {told}", source=label) from error
     return refs, unreadable
 
 

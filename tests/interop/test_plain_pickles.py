@@ -1,0 +1,139 @@
+"""What pickle.dump wrote of arrays, tensors and modules opens as what it was; nothing runs."""
+
+import os
+import pickle
+import struct
+from collections import OrderedDict
+
+import numpy as np
+import pytest
+import torch
+
+import weighlock
+from hostile.watching import watched
+from process.plain_server import PlainServer
+from weighlock.errors import FormatError, LimitExceeded, TruncatedFile, WeighlockError
+from weighlock.limits import Limits
+
+ARRAY = np.arange(12.0).reshape(3, 4)
+TENSOR = torch.arange(12.0).reshape(3, 4)
+THINGS = {
+    "arrays": {"c": ARRAY, "f": np.asfortranarray(ARRAY), "big endian": ARRAY.astype(">i4")},
+    "an ordered dict": OrderedDict(b=ARRAY > 3, a=np.float16(2.5)),
+    "nested": {"layers": [{"w": ARRAY[:, ::2], "empty": np.empty((0, 2), np.int8)}], "epoch": 3},
+    "tensors": {"w": TENSOR, "t": TENSOR.T, "b": TENSOR.bfloat16(), "s": torch.tensor(7)},
+    "both": {"w": torch.nn.Parameter(TENSOR), "n": ARRAY},
+}
+
+
+def flat(thing, path=()):
+    if isinstance(thing, (dict, list)):
+        for key, value in thing.items() if isinstance(thing, dict) else enumerate(thing):
+            yield from flat(value, (*path, str(key)))
+    elif not isinstance(thing, int):
+        yield ".".join(path), thing
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize("thing", THINGS.values(), ids=THINGS)
+def test_tensors_are_what_they_were(thing, protocol, no_leaks):
+    with weighlock.open(pickle.dumps(thing, protocol)) as catalog:
+        wanted = dict(flat(thing))
+        assert list(catalog) == list(wanted)
+        for name, value in wanted.items():
+            if isinstance(value, torch.Tensor):
+                assert torch.equal(catalog[name].torch(), value.detach()), name
+            else:
+                assert np.array_equal(catalog[name].load(), value), name
+                assert catalog[name].load().dtype == np.asarray(value).dtype.newbyteorder("=")
+        assert catalog.extras.get("epoch") == (3 if "epoch" in thing else None)
+
+
+def test_one_array_one_tensor_and_a_module():
+    assert np.array_equal(weighlock.open(pickle.dumps(ARRAY))["tensor"].load(), ARRAY)
+    assert torch.equal(weighlock.open(pickle.dumps(TENSOR))["tensor"].torch(), TENSOR)
+    module = torch.nn.Linear(2, 3)
+    catalog = weighlock.open(pickle.dumps(module))
+    assert list(catalog) == ["weight", "bias"]
+    assert torch.equal(catalog["bias"].torch(), module.bias.detach())
+
+
+def test_commands_and_urls(tmp_path, weighlock_command):
+    path, target = tmp_path / "weights.pkl", tmp_path / "out.safetensors"
+    path.write_bytes(pickle.dumps(THINGS["both"]))
+    assert weighlock_command("convert", path, target).returncode == 0
+    assert weighlock_command("diff", path, target).returncode == 0
+    with PlainServer({"/x.pkl": path.read_bytes()}) as server:
+        fetched = weighlock.fetch(server.url("x.pkl"))
+        assert torch.equal(fetched["w"].torch(), TENSOR)
+        assert np.array_equal(dict(weighlock.stream(server.url("x.pkl")))["n"], ARRAY)
+
+
+class Evil:
+    def __reduce__(self):
+        return os.system, ("touch /nowhere/at/all",)
+
+
+open_catalog = weighlock.open  # imported before anything is watched
+
+
+def test_code_in_it_is_inert_and_found(tmp_path):
+    raw = pickle.dumps({"w": ARRAY, "evil": Evil(), "t": TENSOR})
+    with watched(tmp_path) as seen:
+        catalog = open_catalog(raw)
+        assert catalog["w"].load().tobytes() == ARRAY.tobytes()
+    assert seen == []
+    assert ("posix", "system") in catalog.globals
+    assert "posix.system" in str(catalog.extras["evil"])
+
+
+def test_what_follows_is_noted():
+    catalog = weighlock.open(pickle.dumps(ARRAY) + b"more")
+    assert any("4 bytes follow" in note for note in catalog.notes)
+
+
+WHOLE = pickle.dumps({"w": ARRAY, "t": TENSOR}, 4)
+
+
+def test_what_holds_nothing_is_refused():
+    for thing in ({"a": 1}, [1, "x"], Evil(), {}):
+        for protocol in range(6):
+            with pytest.raises(FormatError):
+                weighlock.open(pickle.dumps(thing, protocol))
+    with pytest.raises(FormatError, match="without tensors or arrays"):
+        weighlock.open(pickle.dumps({"a": 1}))
+
+
+def test_what_is_cut_off_too_long_or_points_outside_is_refused():
+    for end in range(2, len(WHOLE) - 1, 7):
+        with pytest.raises(WeighlockError):
+            weighlock.open(WHOLE[:end])
+    with pytest.raises(LimitExceeded, match="bytes of the pickle"):
+        weighlock.open(WHOLE, Limits(pickle_bytes=len(WHOLE) - 1))
+    with pytest.raises(FormatError):
+        weighlock.open(b"\x80\x04\x95" + struct.pack("<Q", 2**60) + b"}.")
+
+
+def test_a_storage_that_does_not_lie_in_it_is_refused(tmp_path):
+    class Pickler(pickle.Pickler):
+        def persistent_id(self, obj):
+            if isinstance(obj, torch.storage.UntypedStorage | torch.storage.TypedStorage):
+                return "storage", torch.FloatStorage, "0", "cpu", 12
+            return None
+
+    with open(tmp_path / "x.pkl", "wb") as file:
+        Pickler(file, 2).dump({"w": TENSOR})
+    with pytest.raises(TruncatedFile, match=r"x\.pkl: tensor 'w': storage '0' does not lie"):
+        weighlock.open(tmp_path / "x.pkl")
+
+
+def test_every_changed_byte_is_a_catalog_or_an_error_of_ours():
+    for place in range(0, len(WHOLE), 3):
+        for value in (0, 0xFF, WHOLE[place] ^ 1):
+            changed = bytearray(WHOLE)
+            changed[place] = value
+            try:
+                for ref in weighlock.open(bytes(changed)).values():
+                    ref.load()
+            except WeighlockError:
+                continue
