@@ -12,7 +12,7 @@ from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import DTYPE, SIZE, json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, LayoutError, UnsupportedDType
-from weighlock.formats.save import own_metadata, save
+from weighlock.formats.save import metadata_to_write, save
 from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
@@ -34,7 +34,11 @@ __all__ = ["command"]
     metavar="REGEX=TEXT",
     help=r"Replace in every name, as in '^module\.=' or 'layer_(\d+)=layers.\1'.",
 )
-@click.option("--dtype", type=DTYPE, help="Convert floating-point tensors: bf16, f32, f16, …")
+@click.option(
+    "--dtype",
+    type=DTYPE,
+    help="Convert floating-point tensors, but not the scales of quantised ones: bf16, f32, f16, …",
+)
 @click.option(
     "--max-shard-size", type=SIZE, help="Write a directory of files up to this size: 5GB."
 )
@@ -129,8 +133,14 @@ def _chosen(
             raise click.BadParameter(f"{rename!r}: {error}", param_hint="--rename") from error
     if dtype is None:
         return catalog
+    groups = catalog.groups.values()
+    kept = {part for g in groups if g.is_quantized for part in g.parts.values()}
     return catalog.map(
-        lambda ref: ref if not ref.dtype.is_float or ref.dtype.is_packed else CastRef.of(ref, dtype)
+        lambda ref: (
+            ref
+            if not ref.dtype.is_float or ref.dtype.is_packed or ref.name in kept
+            else CastRef.of(ref, dtype)
+        )
     )
 
 
@@ -159,7 +169,7 @@ def _shared_names(catalog: Catalog) -> dict[str, str]:
 
 
 def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
-    return {**own_metadata(catalog), **dict(_pair("--metadata", text) for text in texts)}
+    return {**metadata_to_write(catalog), **dict(_pair("--metadata", text) for text in texts)}
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

@@ -10,6 +10,7 @@ import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, print_notes, weights
 from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
+from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata
 from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
@@ -63,7 +64,7 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
             for name, shard in catalog.shards().items()
         },
         # Of a sharded model, what its index says and what its files say alike.
-        "metadata": {**catalog.metadata, **own_metadata(catalog)},
+        "metadata": _without_groups({**catalog.metadata, **own_metadata(catalog)}),
         "groups": {
             name: {"kind": g.kind, "dtype": g.dtype, "shape": g.shape, "parts": dict(g.parts)}
             for name, g in catalog.groups.items()
@@ -71,6 +72,10 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
         "unreadable": dict(catalog.unreadable),
         "extras": as_json_value(catalog.extras),
     }
+
+
+def _without_groups(metadata: dict[str, str]) -> dict[str, str]:
+    return {key: value for key, value in metadata.items() if key != GROUPS_KEY}
 
 
 def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:

@@ -14,6 +14,7 @@ import msgspec
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile, UnsupportedDType
 from weighlock.formats import strict_json
+from weighlock.formats.grouping import read_groups
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.dtypes import DType
@@ -64,7 +65,9 @@ def open_safetensors(source: "Source", limits: Limits | None = None) -> Catalog:
     aliases = {name: kept for name, kept in header.metadata.items() if _is_alias(name, kept, refs)}
     limits.check("tensors", len(refs) + len(aliases), f"{source.label}: tensors and tied names")
     refs.update({name: refs[kept].renamed(name) for name, kept in aliases.items()})
-    return Catalog(refs, header.metadata, source.close, beside=Beside(aliases=aliases))
+    groups, notes = read_groups(header.metadata, refs, limits)
+    beside = Beside(aliases, notes=notes, groups=groups, has_named_parts=True)
+    return Catalog(refs, header.metadata, source.close, beside=beside)
 
 
 def _header_length(source: "Source", limits: Limits) -> int:

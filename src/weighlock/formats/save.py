@@ -8,6 +8,7 @@ from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.directory import AtomicDirectory
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError
+from weighlock.formats.grouping import GROUPS_KEY, written_groups
 from weighlock.formats.safetensors import check_metadata
 from weighlock.formats.sharded import INDEX_NAME, build_index
 from weighlock.formats.shards import PlannedShards, StreamedShards
@@ -22,7 +23,7 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Tensors", "own_metadata", "save", "source_positions", "untied"]
+__all__ = ["Tensors", "metadata_to_write", "own_metadata", "save", "source_positions", "untied"]
 
 Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 
@@ -98,7 +99,7 @@ def save(
     if tied not in ("copy", "alias"):
         raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
     if isinstance(tensors, Catalog) and metadata is None:
-        metadata = own_metadata(tensors)
+        metadata = metadata_to_write(tensors)
     beside = check_metadata(metadata)
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
@@ -202,10 +203,16 @@ def own_metadata(catalog: Catalog) -> dict[str, str]:
     agreed = dict(shards[0].metadata) if shards else {}
     for shard in shards[1:]:
         agreed = dict(agreed.items() & shard.metadata.items())
-    dropped = {"total_size", *catalog.aliases, *(name for s in shards for name in s.aliases)}
+    dropped = {"total_size", GROUPS_KEY}
+    dropped |= {*catalog.aliases, *(name for s in shards for name in s.aliases)}
     return {
         key: value for key, value in {**agreed, **catalog.metadata}.items() if key not in dropped
     }
+
+
+def metadata_to_write(catalog: Catalog) -> dict[str, str]:
+    """What a file that is written of a catalog says beside its tensors."""
+    return {**own_metadata(catalog), **written_groups(catalog.groups)}
 
 
 def untied(

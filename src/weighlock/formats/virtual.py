@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
-from weighlock.formats.save import own_metadata, source_positions, untied
+from weighlock.formats.save import metadata_to_write, source_positions, untied
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_refs
@@ -61,7 +61,7 @@ def place_all(
     """
     limits = limits or Limits()
     if isinstance(tensors, Catalog) and metadata is None:
-        metadata = own_metadata(tensors)
+        metadata = metadata_to_write(tensors)
     beside = check_metadata(metadata)
     refs = list(as_refs(tensors))
     for ref in refs:

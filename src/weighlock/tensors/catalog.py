@@ -47,6 +47,8 @@ class Beside:
     globals: Mapping[tuple[str, str], int] = field(default_factory=dict)
     check: Callable[[Callable[[int], None]], None] | None = None
     groups: Mapping[str, Group] = field(default_factory=dict)
+    has_named_parts: bool = False
+    """What parts of a group are called, the file itself says; else they are named in reading."""
 
     def with_shards(self, shards: "Mapping[str, Catalog]") -> "Beside":
         """This and what the files of a sharded model hold, told apart by the names of the files."""
@@ -58,11 +60,11 @@ class Beside:
                 extras[file] = shard.extras
             notes += [f"{file}: {note}" for note in shard.notes]
             unreadable.update(shard.unreadable)
-            for name, group in shard.groups.items():
-                if group.parts:  # an index names the whole, and no name leads to its parts
+            for name, group in shard._beside.groups.items():
+                if shard._beside.has_named_parts or not group.parts:
+                    groups[name] = group  # of which parts may lie in other files
+                else:  # an index names the whole, and no name leads to its parts
                     unreadable[name] = f"{group}: open {file} by itself"
-                else:
-                    groups[name] = group
             named = {**shard.globals, **named}  # a place is that in the first file
         return Beside(self.aliases, extras, tuple(notes), unreadable, named, self.check, groups)
 
@@ -315,7 +317,12 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
 
     def map(self, change: Callable[[TensorRef], TensorRef]) -> "Catalog":
         """The same names with a changed ref each, such as one that casts as it reads."""
-        return self._with({name: change(ref) for name, ref in self.items()})
+        refs = {name: change(ref) for name, ref in self.items()}
+        if not self._beside.groups:
+            return self._with(refs)
+        dtypes: Mapping[str, str] = {name: ref.dtype.value for name, ref in refs.items()}
+        groups = {name: g.retyped(dtypes.get) for name, g in self._beside.groups.items()}
+        return self._with(refs, replace(self._beside, groups=groups))
 
     def load(self) -> "dict[str, Array]":
         """Every tensor as a numpy array. A tensor of several names is read once and shared."""

@@ -1,7 +1,7 @@
 """A tensor that a file holds as several, or not at all: what it is, and which entries it is in."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 __all__ = ["Group"]
 
@@ -23,6 +23,17 @@ class Group:
     """Shape of the whole; None for a dimension whose size differs from row to row."""
     parts: Mapping[str, str] = field(default_factory=dict)
     """What each part is (`indices`, `values`, `int_repr`, `scale`, …), and its name."""
+
+    @property
+    def is_quantized(self) -> bool:
+        """Whether its parts are integers and what turns them into numbers."""
+        return self.kind.startswith("quantized")
+
+    def retyped(self, dtype_of: Callable[[str], str | None]) -> "Group":
+        """The same of entries that have other dtypes; its own follows that of its values."""
+        values = self.parts.get("values")
+        dtype = None if values is None else dtype_of(values)
+        return self if dtype is None else replace(self, dtype=dtype)
 
     def renamed(self, new_name: Callable[[str], str]) -> "Group":
         """The same of entries that have other names."""
