@@ -75,7 +75,7 @@ def same(fetched, wanted):
         assert found[name].tobytes() == array.tobytes(), name
 
 
-def test_to_memory_into_arrays_and_one_by_one(offered, no_leaks):
+def test_to_memory_into_arrays_and_one_by_one(no_leaks, offered):
     url, wanted, groups = offered
     fetched = weighlock.fetch(url)
     same(fetched.items(), wanted)
@@ -86,7 +86,7 @@ def test_to_memory_into_arrays_and_one_by_one(offered, no_leaks):
     same(weighlock.stream(url), wanted)
 
 
-def test_to_a_file_and_into_a_spool(offered, tmp_path, no_leaks):
+def test_to_a_file_and_into_a_spool(no_leaks, offered, tmp_path):
     url, wanted, _ = offered
     told = []
     with weighlock.fetch(
@@ -98,7 +98,7 @@ def test_to_a_file_and_into_a_spool(offered, tmp_path, no_leaks):
         same(catalog.items(), wanted)
 
 
-def test_only_what_is_named(offered, tmp_path, no_leaks):
+def test_only_what_is_named(no_leaks, offered, tmp_path):
     url, wanted, _ = offered
     last = list(wanted)[-1]
     only = {last: wanted[last]}
@@ -110,7 +110,7 @@ def test_only_what_is_named(offered, tmp_path, no_leaks):
         weighlock.fetch(url, names="nothing")
 
 
-def test_nothing_is_left_behind_by_what_ends_early(offered, tmp_path, no_leaks):
+def test_nothing_is_left_behind_by_what_ends_early(no_leaks, offered, tmp_path):
     url, _, _ = offered
     abort = Abort()
     abort.set("enough")
