@@ -35,6 +35,9 @@ if TYPE_CHECKING:
 __all__ = ["files_named", "is_dcp", "open_dcp", "open_dcp_source"]
 
 _SUFFIX = ".distcp"
+_HEAD_BYTES = 4 * 1024
+_SMALL_BYTES = 32 * 1024
+"""A chunk that is no longer is read as a whole."""
 
 
 def is_dcp(names: list[str]) -> bool:
@@ -221,7 +224,10 @@ def _open_item(files: FilesBeside, item: Item, limits: Limits) -> tuple[Window, 
     source = files.source(item.file)
     _check_within(source, item)
     label = f"{source.label}: chunk at byte {item.offset:,}"
-    window = Window(source, item.offset, item.length, label)
+    # All that is read of a chunk to open it lies at its beginning, but for the directory.
+    head = bytearray(min(item.length, _HEAD_BYTES if item.length > _SMALL_BYTES else _SMALL_BYTES))
+    source.read_into(item.offset, memoryview(head))
+    window = Window(source, item.offset, item.length, label, bytes(head))
     return window, open_torch_zip(window, limits)
 
 

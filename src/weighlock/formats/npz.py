@@ -33,7 +33,7 @@ def open_npz(source: "Source", limits: Limits | None = None) -> Catalog:
     """
     limits = limits or Limits()
     members = read_directory(source, limits, fold_case=False)
-    headers = LocalHeaders(source)
+    headers = LocalHeaders(source, members.values())
     refs: dict[str, TensorRef] = {}
     unreadable: dict[str, str] = {}
     notes: list[str] = []

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weighlock.errors import HeaderError, LayoutError, TruncatedFile
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.meanings import Storage
+from weighlock.formats.reading_ahead import is_far, read_ahead
 from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import read_tree
 from weighlock.formats.torch_refs import Place, make_refs
@@ -139,6 +140,22 @@ def _storages(pickle: Pickle, label: str) -> dict[str, Storage]:
     return found
 
 
+def _counts_ahead(
+    source: "Source", storages: dict[str, Storage], keys: list[str], start: int
+) -> dict[int, bytes]:
+    """The counts before storages by their place, as far as those lie where the pickle says."""
+    spans: list[Span] = []
+    offset = start
+    for key in keys:
+        storage = storages.get(key)
+        if storage is None or offset + _COUNT_BYTES > source.size:
+            break
+        spans.append(Span(offset, _COUNT_BYTES))
+        offset += _COUNT_BYTES + storage.elements * storage.width
+    counts = read_ahead(source, spans)
+    return {span.offset: count for span, count in zip(spans, counts, strict=True)}
+
+
 def _lay_out(
     source: "Source", storages: dict[str, Storage], keys: list[str], start: int
 ) -> tuple[dict[str, Span], int]:
@@ -148,7 +165,8 @@ def _lay_out(
         raise LayoutError(f"storage {min(unlisted)!r} is used and not there", source=source.label)
     places: dict[str, Span] = {}
     offset = start
-    count = bytearray(_COUNT_BYTES)
+    buffer = bytearray(_COUNT_BYTES)
+    ahead = _counts_ahead(source, storages, keys, start) if is_far(source) else {}
     for key in keys:
         storage = storages.get(key)
         if storage is None:
@@ -162,7 +180,10 @@ def _lay_out(
                 f"storage {key!r} ends at byte {span.end:,}, the file has {source.size:,}",
                 source=source.label,
             )
-        source.read_into(offset, memoryview(count))
+        count: bytes | bytearray | None = ahead.get(offset)
+        if count is None:
+            source.read_into(offset, memoryview(buffer))
+            count = buffer
         told = int.from_bytes(count, "little")
         if told != storage.elements:
             raise LayoutError(

@@ -51,7 +51,9 @@ def open_torch_tar(source: "Source", limits: Limits | None = None) -> Catalog:
     """
     limits = limits or Limits()
     members = _members(source)
-    window = LocalHeaders(source)  # another one: that for the headers has gone to the end
+    window = LocalHeaders(
+        source, dense=True
+    )  # another one: that for the headers has gone to the end
     named: dict[tuple[str, str], int] = {}
     records = {
         name: _Records(source, window, span, name, limits, named) for name, span in members.items()
@@ -88,7 +90,7 @@ def tar_globals(
     Raises:
         FormatError, LimitExceeded: after what was named before the fault.
     """
-    window = LocalHeaders(source)
+    window = LocalHeaders(source, dense=True)
     spans: dict[str, Span] = {}
     for member in tar_members(source, window):
         if member.name in _MEMBERS:
@@ -118,7 +120,7 @@ def tar_globals(
 
 def _members(source: "Source") -> dict[str, Span]:
     found: dict[str, Span] = {}
-    for member in tar_members(source, LocalHeaders(source)):
+    for member in tar_members(source, LocalHeaders(source, dense=True)):
         if member.name not in _MEMBERS:
             raise FormatError(
                 f"is a tar archive with {member.name!r} in it, not a checkpoint: unpack it first",

@@ -6,7 +6,7 @@ Knows which members there are and what they are for; ZIP itself is `zip_director
 `inert_pickle`'s.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
@@ -89,12 +89,12 @@ class _Archive:
     def __init__(self, source: "Source", limits: Limits) -> None:
         self._source = source
         self._members = read_directory(source, limits)
-        self._headers = LocalHeaders(source)
         # torch.serialization.set_crc32_options(False) writes 0 for every member.
         self.has_checksums = any(member.crc for member in self._members.values())
         self.prefix = self._find_prefix()
         self.big_endian = self._byte_order() == "big"
         self.is_script = self.prefix + CONSTANTS in self._members
+        self._headers = LocalHeaders(source, self._storages())
         self._places: dict[str, Place] = {}
 
     def names(self) -> list[str]:
@@ -126,6 +126,10 @@ class _Archive:
         """Compare every member with its checksum."""
         members = self._members.values()
         check_members(self._source, members, progress, compare=self.has_checksums)
+
+    def _storages(self) -> Iterator[Member]:
+        homes = (f"{self.prefix}data/", self.prefix + CONSTANTS_DIRECTORY)
+        return (m for m in self._members.values() if m.name.startswith(homes))
 
     def _find_prefix(self) -> str:
         """The directory all members share: the one with the pickle in it."""

@@ -8,10 +8,14 @@ ZIP; not what is in it.
 import codecs
 import struct
 import zlib
-from collections.abc import Callable
+from bisect import bisect_right
+from collections.abc import Callable, Iterable
+from itertools import islice
+from operator import itemgetter
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
+from weighlock.formats.reading_ahead import is_far, read_ahead
 from weighlock.limits import Limits
 from weighlock.sources.window import Window
 from weighlock.tensors.spec import Span
@@ -44,6 +48,8 @@ _FULL = 0xFFFF_FFFF
 STORED, DEFLATED = 0, 8
 
 _NEAR_BYTES = 64 * 1024
+_MOST_AHEAD = 65_536
+"""Heads of members that are held while an archive is opened: about 300 bytes each."""
 
 
 class Member(NamedTuple):
@@ -75,18 +81,22 @@ def read_directory(
         FormatError: the archive is broken or could be read in two ways.
         LimitExceeded: it has more members than the limits allow.
     """
-    count, span = _locate(source)
+    count, span, tail = _locate(source)
     limits.check("tensors", count, f"{source.label}: members of the archive")
     if span.length > limits.header_bytes:
         raise HeaderError(f"the directory has {span.length:,} bytes", source=source.label)
-    raw = bytearray(span.length)
-    source.read_into(span.offset, memoryview(raw))
+    first = span.offset - (source.size - len(tail))
+    if first >= 0:
+        raw = tail[first : first + span.length]
+    else:
+        raw = bytearray(span.length)
+        source.read_into(span.offset, memoryview(raw))
     entries = _entries(bytes(raw), count, source.label)
     return _checked(entries, span.offset, source.label, str.casefold if fold_case else str)
 
 
-def _locate(source: "Source") -> tuple[int, Span]:
-    """Number of members and place of the central directory, from the end of the file."""
+def _locate(source: "Source") -> tuple[int, Span, bytearray]:
+    """Number of members and place of the central directory, from the end of the file; and that."""
     tail_bytes = min(source.size, 65_535 + _END.size + _LOCATOR.size + _END64.size)
     tail = bytearray(tail_bytes)
     start = source.size - tail_bytes
@@ -117,7 +127,7 @@ def _locate(source: "Source") -> tuple[int, Span]:
             f"the directory is said to end at {offset + size:,}, its end record is at {stop:,}",
             source=source.label,
         )
-    return count, Span(offset, size)
+    return count, Span(offset, size), tail
 
 
 def archives_in(source: "Source", limits: Limits) -> list[Window]:
@@ -270,31 +280,55 @@ def _checked(
 
 
 class LocalHeaders:
-    """The heads of members. Those that lie near each other are read together."""
+    """The heads of members. Those that lie near each other are read together.
 
-    def __init__(self, source: "Source") -> None:
+    Args:
+        source: the archive.
+        ahead: members whose heads will be asked for. Of a source that is far they are read now.
+        dense: what is small lies together at the beginning.
+    """
+
+    def __init__(
+        self, source: "Source", ahead: Iterable[Member] = (), *, dense: bool = False
+    ) -> None:
         self._source = source
-        self._start = 0
+        self._start = 0 if dense else source.size  # near to which more is read than is asked for
         self._bytes = b""
+        self._ahead: list[tuple[int, bytes]] = []
+        if is_far(source):
+            spans = [Span(m.header, _head_bytes(m)) for m in islice(ahead, _MOST_AHEAD)]
+            spans.sort(key=lambda span: span.offset)
+            heads = read_ahead(source, spans)
+            self._ahead = [(span.offset, raw) for span, raw in zip(spans, heads, strict=True)]
 
     def read(self, header: int, length: int) -> bytes:
         """The first bytes of a member, whose head begins there."""
+        if self._ahead:
+            place = bisect_right(self._ahead, header, key=itemgetter(0)) - 1
+            start, raw = self._ahead[max(place, 0)]
+            if start <= header and header + length <= start + len(raw):
+                return raw[header - start :][:length]
         first = header - self._start
         if first < 0 or first + length > len(self._bytes):
             # Twice near the same place: then many small members follow each other.
             is_near = 0 <= first < len(self._bytes) + _NEAR_BYTES
             wanted = _NEAR_BYTES if is_near else length
-            raw = bytearray(max(length, min(wanted, self._source.size - header)))
-            self._source.read_into(header, memoryview(raw))
-            self._start, self._bytes, first = header, bytes(raw), 0
+            further = bytearray(max(length, min(wanted, self._source.size - header)))
+            self._source.read_into(header, memoryview(further))
+            self._start, self._bytes, first = header, bytes(further), 0
         return self._bytes[first : first + length]
+
+
+def _head_bytes(member: Member) -> int:
+    """As much of a member as its head and what pads it may take, and mostly no more."""
+    most = _LOCAL.size + 2 * len(member.name.encode()) + 256
+    return min(member.limit - member.header, most)
 
 
 def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
     """Where a member's bytes lie, after its local header has agreed with the directory."""
     encoded = member.name.encode()
-    most = _LOCAL.size + 2 * len(encoded) + 256
-    raw = headers.read(member.header, min(member.limit - member.header, most))
+    raw = headers.read(member.header, _head_bytes(member))
     signature, _, flags, method, _, _, crc, stored, size, n, e = _LOCAL.unpack_from(raw)
     name = raw[_LOCAL.size : _LOCAL.size + n]
     is_same = name == encoded and name.isascii()
@@ -325,6 +359,15 @@ def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
     return Span(start, member.stored_bytes)
 
 
+def _stored(source: "Source", member: Member) -> bytes:
+    """The bytes of a member as they lie there, read together with its head."""
+    together = min(member.limit - member.header, _head_bytes(member) + member.stored_bytes)
+    headers = LocalHeaders(source)
+    headers.read(member.header, together)
+    span = data_span(headers, member, source.label)
+    return headers.read(span.offset, span.length)
+
+
 def inflated(source: "Source", member: Member, most_bytes: int, *, check_crc: bool = True) -> bytes:
     """A whole member, unpacked if need be, with its checksum checked."""
     if member.size > most_bytes:
@@ -332,10 +375,7 @@ def inflated(source: "Source", member: Member, most_bytes: int, *, check_crc: bo
             f"member {member.name!r} has {member.size:,} bytes, {most_bytes:,} are allowed",
             source=source.label,
         )
-    span = data_span(LocalHeaders(source), member, source.label)
-    raw = bytearray(span.length)
-    source.read_into(span.offset, memoryview(raw))
-    data = bytes(raw)
+    data = _stored(source, member)
     if member.method == DEFLATED:
         unpacker = zlib.decompressobj(-15)
         try:

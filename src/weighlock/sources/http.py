@@ -8,6 +8,7 @@ import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from blake3 import blake3
@@ -21,12 +22,18 @@ from weighlock.tensors.spec import Span
 
 __all__ = ["HttpSource"]
 
+_AT_ONCE = 4
+"""Requests under way for one call that reads many parts."""
+
 _KEPT_BLOCKS = 8
 """Blocks of which a part was read: the next read is often for the rest."""
 
 
 class HttpSource:
     """A file behind a URL, as `Remote(url, …)` found it. Closed together with it."""
+
+    is_far = True
+    """Asking takes longer than reading."""
 
     def __init__(self, remote: Remote) -> None:
         self.remote = remote
@@ -103,6 +110,16 @@ class HttpSource:
             buffer[:] = self.remote.first[span.offset : span.end]
         elif span.length:
             self._read_exactly(span, buffer)
+
+    def read_many(self, parts: Sequence[tuple[int, memoryview]]) -> None:
+        """Fill each buffer from its offset, several of them at once."""
+        if self.verifies or len(parts) == 1:  # neighbours share the blocks that are verified
+            for offset, buffer in parts:
+                self.read_into(offset, buffer)
+            return
+        with ThreadPoolExecutor(min(_AT_ONCE, len(parts) or 1), "weighlock-read") as pool:
+            for _ in pool.map(lambda part: self.read_into(*part), parts):
+                pass
 
     def _read_verified(self, span: Span, buffer: memoryview) -> None:
         place = _Window(span, buffer, self.size)

@@ -1,6 +1,6 @@
 """A run of bytes of another source, as a source of its own. Knows where it begins and ends."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from weighlock.errors import ShortRead
@@ -19,6 +19,8 @@ class Window:
     start: int
     size: int
     label: str
+    head: bytes = field(default=b"", compare=False, repr=False)
+    """What it begins with, if that is known already."""
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from that byte of the window on."""
@@ -28,7 +30,10 @@ class Window:
                 wanted=len(buffer),
                 got=max(0, min(self.size - offset, len(buffer))),
             )
-        self.source.read_into(self.start + offset, buffer)
+        if offset + len(buffer) <= len(self.head):
+            buffer[:] = self.head[offset : offset + len(buffer)]
+        else:
+            self.source.read_into(self.start + offset, buffer)
 
     def close(self) -> None:
         """Nothing: who opened the source below closes it."""
