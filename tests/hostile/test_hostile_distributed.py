@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from torch.distributed.checkpoint.filesystem import _StorageInfo
+import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.filesystem import SerializationFormat, _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex
 
 import weighlock
@@ -186,3 +187,18 @@ def test_an_index_that_hides_its_name_in_a_tuple_is_no_index(tmp_path):
     (directory / ".metadata").write_bytes(raw)
     with pytest.raises(LayoutError):
         open_catalog(directory)
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:torch.*", "ignore::FutureWarning")
+def test_files_that_are_safetensors_are_said_to_be(tmp_path):
+    dcp.save(
+        {"w": torch.ones(3)},
+        storage_writer=dcp.FileSystemWriter(
+            tmp_path / "ckpt", serialization_format=SerializationFormat.SAFETENSORS
+        ),
+        no_dist=True,
+    )
+    with open_catalog(tmp_path / "ckpt") as catalog, pytest.raises(LayoutError, match="by itself"):
+        catalog["w"]
+    with open_catalog(tmp_path / "ckpt" / "__0_0.distcp") as catalog:
+        assert list(catalog) == ["w"]

@@ -227,6 +227,11 @@ def _open_item(files: FilesBeside, item: Item, limits: Limits) -> tuple[Window, 
     # All that is read of a chunk to open it lies at its beginning, but for the directory.
     head = bytearray(min(item.length, _HEAD_BYTES if item.length > _SMALL_BYTES else _SMALL_BYTES))
     source.read_into(item.offset, memoryview(head))
+    if head[8:9] == b"{":
+        raise LayoutError(
+            "is a safetensors file, not the chunks its metadata speaks of: open it by itself",
+            source=source.label,
+        )
     window = Window(source, item.offset, item.length, label, bytes(head))
     return window, open_torch_zip(window, limits)
 

@@ -296,7 +296,8 @@ class LocalHeaders:
         self._bytes = b""
         self._ahead: list[tuple[int, bytes]] = []
         if is_far(source):
-            spans = [Span(m.header, _head_bytes(m)) for m in islice(ahead, _MOST_AHEAD)]
+            chosen = islice(ahead, _MOST_AHEAD)
+            spans = [Span(m.header, _head_bytes(m, m.name.encode())) for m in chosen]
             spans.sort(key=lambda span: span.offset)
             heads = read_ahead(source, spans)
             self._ahead = [(span.offset, raw) for span, raw in zip(spans, heads, strict=True)]
@@ -319,16 +320,15 @@ class LocalHeaders:
         return self._bytes[first : first + length]
 
 
-def _head_bytes(member: Member) -> int:
+def _head_bytes(member: Member, encoded: bytes) -> int:
     """As much of a member as its head and what pads it may take, and mostly no more."""
-    most = _LOCAL.size + 2 * len(member.name.encode()) + 256
-    return min(member.limit - member.header, most)
+    return min(member.limit - member.header, _LOCAL.size + 2 * len(encoded) + 256)
 
 
 def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
     """Where a member's bytes lie, after its local header has agreed with the directory."""
     encoded = member.name.encode()
-    raw = headers.read(member.header, _head_bytes(member))
+    raw = headers.read(member.header, _head_bytes(member, encoded))
     signature, _, flags, method, _, _, crc, stored, size, n, e = _LOCAL.unpack_from(raw)
     name = raw[_LOCAL.size : _LOCAL.size + n]
     is_same = name == encoded and name.isascii()
@@ -361,7 +361,8 @@ def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
 
 def _stored(source: "Source", member: Member) -> bytes:
     """The bytes of a member as they lie there, read together with its head."""
-    together = min(member.limit - member.header, _head_bytes(member) + member.stored_bytes)
+    head_bytes = _head_bytes(member, member.name.encode())
+    together = min(member.limit - member.header, head_bytes + member.stored_bytes)
     headers = LocalHeaders(source)
     headers.read(member.header, together)
     span = data_span(headers, member, source.label)
