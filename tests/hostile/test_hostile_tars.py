@@ -5,6 +5,7 @@ told. An audit hook watches.
 """
 
 import io
+import re
 import struct
 import sys
 import tarfile
@@ -312,3 +313,17 @@ def test_every_cut_and_many_changes_give_a_catalog_or_an_error_of_ours():
                 changed[at + 148 : at + 156] = b" " * 8
                 changed[at + 148 : at + 156] = f"{sum(changed[at : at + 512]):06o}\0 ".encode()
         look(bytes(changed))
+
+
+def test_a_member_that_is_cut_off_in_what_fills_its_last_block_is_told_with_both_numbers():
+    whole = archive()
+    for end in range(513, len(whole), 97):
+        try:
+            weighlock.open(whole[:end])
+        except TruncatedFile as error:
+            told = re.search(r"ends at byte ([\d,]+), the file has ([\d,]+)", str(error))
+            if told:
+                wanted, there = (int(number.replace(",", "")) for number in told.groups())
+                assert wanted > there == end
+        except FormatError:
+            continue

@@ -76,7 +76,7 @@ def tar_members(source: "Source", window: "LocalHeaders") -> Iterator[TarMember]
         at = span.offset + -(-size // _BLOCK) * _BLOCK
         if at > source.size:
             raise TruncatedFile(
-                f"member {name!r} ends at byte {span.end:,}, the file has {source.size:,}",
+                f"member {name!r} ends at byte {at:,}, the file has {source.size:,}",
                 source=source.label,
             )
         if kind == _EXTENDED:
