@@ -402,7 +402,7 @@ class TestLimits:
             pack(["x" * 1000], limits=limits).seal()
         assert caught.value.limit == "message_tree_bytes"
         body = pack(["x" * 1000]).seal()
-        with pytest.raises(LimitExceeded, match=r"pass limits=Limits\(message_tree_bytes="):
+        with pytest.raises(LimitExceeded, match=r"limits=Limits\(message_tree_bytes="):
             unpack(body, limits=limits)
         assert len(pack(b"x" * 5_000_000).seal()) > 5_000_000  # raw bytes lie beside the tree
 

@@ -17,7 +17,7 @@ from weighlock.formats.detect import open_catalog
 from weighlock.sources.grid import block_span
 from weighlock.sources.http import HttpSource
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_refs
+from weighlock.tensors.convert import refs_of
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.contents import Contents
@@ -40,7 +40,7 @@ def opened_base(base: "Base | None") -> Iterator[Catalog | None]:
     elif base is None or isinstance(base, Catalog):
         yield base
     else:
-        yield Catalog({ref.name: ref for ref in as_refs(base)})
+        yield Catalog({ref.name: ref for ref in refs_of(base)})
 
 
 class BaseContents:

@@ -15,7 +15,7 @@ from weighlock.formats.shards import PlannedShards, StreamedShards
 from weighlock.formats.writer import Writer
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_refs
+from weighlock.tensors.convert import refs_of, refs_of_pairs
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import SpecLike, TensorSpec
 from weighlock.tensors.stored import StoredRef
@@ -104,7 +104,7 @@ def save(
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
     if isinstance(tensors, Mapping):
-        known = list(as_refs(tensors))
+        known = refs_of(tensors)
         if tied == "alias":
             known, aliases = untied(known, beside)
         refs = known
@@ -115,7 +115,7 @@ def save(
             'tied="alias" needs a mapping: tensors of an iterable may share memory by chance'
         )
     else:
-        refs = as_refs(tensors)
+        refs = refs_of_pairs(tensors)
     job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
     announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
     if isinstance(path, Spool):

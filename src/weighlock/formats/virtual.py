@@ -12,7 +12,7 @@ from weighlock.formats.safetensors import arrange, build_header, check_metadata,
 from weighlock.formats.save import metadata_to_write, source_positions, untied
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
-from weighlock.tensors.convert import as_refs
+from weighlock.tensors.convert import refs_of
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import Span
 from weighlock.tensors.torch import TorchRef
@@ -63,7 +63,7 @@ def place_all(
     if isinstance(tensors, Catalog) and metadata is None:
         metadata = metadata_to_write(tensors)
     beside = check_metadata(metadata)
-    refs = list(as_refs(tensors))
+    refs = refs_of(tensors)
     for ref in refs:
         check_storable(ref.spec)
     if any(isinstance(ref, TorchRef) for ref in refs):

@@ -13,7 +13,7 @@ from weighlock.tensors.slicing import Index
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.torch import TorchRef, is_tensor
 
-__all__ = ["CastRef", "as_ref", "as_refs", "check_cast"]
+__all__ = ["CastRef", "as_ref", "check_cast", "refs_of", "refs_of_pairs"]
 
 
 def as_ref(name: str, value: object) -> TensorRef:
@@ -39,21 +39,42 @@ def as_ref(name: str, value: object) -> TensorRef:
     )
 
 
-def as_refs(tensors: object) -> Iterator[TensorRef]:
-    """Refs to what a mapping, or an iterable of names and tensors, holds; made as they are taken.
+def refs_of(tensors: object) -> list[TensorRef]:
+    """Refs to all that a mapping of names to tensors holds.
 
     Raises:
-        LayoutError: it is neither, at once; or something in it is not a plain tensor.
+        LayoutError: it is no mapping, or something in it is not a plain tensor.
     """
     if isinstance(tensors, Mapping):
-        return (as_ref(name, value) for name, value in tensors.items())
-    is_module = callable(getattr(tensors, "state_dict", None))
-    if is_module or not isinstance(tensors, Iterable) or isinstance(tensors, (str, bytes)):
-        raise LayoutError(
-            f"a {type(tensors).__name__} is no mapping of names to tensors: pass "
-            + ("its state_dict()" if is_module else "a state dict, or what weighlock.open gives")
-        )
+        return [as_ref(name, value) for name, value in tensors.items()]
+    raise _no_mapping(tensors)
+
+
+def refs_of_pairs(tensors: object) -> Iterator[TensorRef]:
+    """Refs to what an iterable of names and tensors gives, made as they are taken.
+
+    Raises:
+        LayoutError: it is none, at once; or something in it is not a pair with a plain tensor.
+    """
+    is_text = isinstance(tensors, (str, bytes))
+    if _is_module(tensors) or is_text or not isinstance(tensors, Iterable):
+        raise _no_mapping(tensors)
     return map(_named, tensors)
+
+
+def _is_module(tensors: object) -> bool:
+    return callable(getattr(tensors, "state_dict", None))
+
+
+def _no_mapping(tensors: object) -> LayoutError:
+    return LayoutError(
+        f"a {type(tensors).__name__} is no mapping of names to tensors: pass "
+        + (
+            "its state_dict()"
+            if _is_module(tensors)
+            else "a state dict, or what weighlock.open gives"
+        )
+    )
 
 
 def _named(pair: object) -> TensorRef:
