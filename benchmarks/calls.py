@@ -17,7 +17,7 @@ import tempfile
 import time
 from statistics import median
 
-from benchmarks.owners import make_arrays
+from benchmarks.owners import bf16, make_arrays
 
 __all__ = ["ROUTES"]
 
@@ -64,8 +64,20 @@ def _load(place, megabytes, _):
 def _mean(place, megabytes, _):
     import weighlock
 
-    path = _file(place, megabytes)
-    return lambda: weighlock.mean([path] * 3, [1, 2, 3], os.path.join(place, "out"), durable=False)
+    paths = []
+    for number in range(3):
+        paths.append(os.path.join(place, f"contribution-{number}-{megabytes}.safetensors"))
+        if not os.path.exists(paths[-1]):
+            arrays = bf16(make_arrays(megabytes // _TENSOR_MB, _TENSOR_MB << 20))
+            turned = dict(zip(arrays, _turned(arrays, number), strict=True))
+            weighlock.save(paths[-1], turned, durable=False)
+    return lambda: weighlock.mean(paths, [1, 2, 3], os.path.join(place, "out"), durable=False)
+
+
+def _turned(arrays, number):
+    """The values one place on for each contribution: all of the same kind, no two the same."""
+    values = list(arrays.values())
+    return values[number:] + values[:number]
 
 
 def _to_memory(place, megabytes, url):

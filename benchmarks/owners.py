@@ -14,7 +14,7 @@ import sys
 import threading
 import time
 
-__all__ = ["KINDS", "Owner", "certificate", "make_arrays"]
+__all__ = ["KINDS", "Owner", "bf16", "certificate", "make_arrays"]
 
 
 def make_arrays(count, nbytes):
@@ -34,7 +34,7 @@ def make_arrays(count, nbytes):
     return arrays
 
 
-def _bf16(arrays):
+def bf16(arrays):
     import ml_dtypes
 
     return {name: array.view(ml_dtypes.bfloat16) for name, array in arrays.items()}
@@ -105,7 +105,7 @@ def _weighlock(arrays, directory, host, tls):
     if tls:
         options = dict(zip(("tls_cert", "tls_key"), certificate(directory), strict=True))
     server = _server(host, **options)
-    tensors = _bf16(arrays)
+    tensors = bf16(arrays)
     cpu, start = time.process_time(), time.perf_counter()
     share = server.share(tensors)
     took = time.perf_counter() - start
@@ -139,7 +139,7 @@ def _later(arrays):
     """Says that it is ready, and shares when it is told to."""
     import weighlock
 
-    server, tensors = weighlock.Server(), _bf16(arrays)
+    server, tensors = weighlock.Server(), bf16(arrays)
     print(json.dumps({"url": ""}), flush=True)
     sys.stdin.readline()
     return {"url": server.share(tensors).url}
@@ -172,7 +172,7 @@ def _nginx(arrays, directory, host):
 
     place = os.path.join(directory, "nginx")
     os.makedirs(place, exist_ok=True)
-    weighlock.save(os.path.join(place, "model.safetensors"), _bf16(arrays), durable=False)
+    weighlock.save(os.path.join(place, "model.safetensors"), bf16(arrays), durable=False)
     with socket.socket() as probe:
         probe.bind((host, 0))
         port = probe.getsockname()[1]

@@ -45,4 +45,4 @@ def to_objects(obj):
 
 def of_objects(body):
     first, contents = body
-    return _object(inflate_object_from_contents(first, contents, keep_object_contents=True))
+    return _object(inflate_object_from_contents(first, contents))

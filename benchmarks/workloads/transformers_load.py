@@ -9,7 +9,7 @@ __all__ = ["WORKLOAD"]
 
 def _prepare(job: Job):
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
     from transformers.utils import logging
 
     logging.disable_progress_bar()
@@ -23,6 +23,8 @@ def _prepare(job: Job):
         vocab_size=model.vocabulary,
         tie_word_embeddings=False,
     )
+    # Some versions fall over a directory without it.
+    GenerationConfig().save_pretrained(os.path.dirname(job.source))
     return LlamaForCausalLM, config, torch.bfloat16, job.source
 
 

@@ -6,6 +6,7 @@ C code makes one, uninitialised and then filled, with huge pages asked for in be
 fill it, as faults and copies run on two cores then.
 """
 
+import contextlib
 import platform
 import sys
 import threading
@@ -59,9 +60,11 @@ def _filled(buffers: Sequence[Buffer], total: int) -> bytes:
         filled.append(body)  # named here, it lives as long as somebody writes into it
 
     helper = threading.Thread(target=fill_second, name="weighlock-join", daemon=True)
-    helper.start()
+    with contextlib.suppress(RuntimeError):  # there may be no thread left: then it is done below
+        helper.start()
     _fill(target, buffers, 0, middle)
-    helper.join()
+    if helper.ident is not None:
+        helper.join()
     if not filled:
         _fill(target, buffers, middle, total)  # raises what the helper met
     return body

@@ -103,7 +103,7 @@ def tensor(size=(4,), stride=(1,), offset=0, on=None, *more, hooks=ORDERED):
     return call(REBUILD, on or storage(), offset, size, stride, FALSE, hooks, *more)
 
 
-def array(shape, data, code="f4"):
+def array(shape, data, code="f4", order="<"):
     """A numpy array with its bytes in the pickle. Shape and data as opcodes."""
     made = call(
         glob("numpy._core.multiarray", "_reconstruct"),
@@ -112,7 +112,7 @@ def array(shape, data, code="f4"):
         b"C\x01b",
     )
     dtype = call(glob("numpy", "dtype"), text(code), FALSE, TRUE)
-    dtype += tup(num(3), text("<"), NONE, NONE, NONE, num(-1), num(-1), num(0)) + BUILD
+    dtype += tup(num(3), text(order), NONE, NONE, NONE, num(-1), num(-1), num(0)) + BUILD
     return made + tup(num(1), shape, dtype, FALSE, data) + BUILD
 
 

@@ -9,6 +9,7 @@ import sys
 import tracemalloc
 import zipfile
 
+import numpy as np
 import pytest
 
 import weighlock
@@ -240,6 +241,23 @@ def test_one_text_made_into_many_bytes(wrapped):
     body = row(text("x" * 60_000) + put(1), encode, *[one] * 3000)
     with pytest.raises(LimitExceeded, match="copies"):
         weighlock.open(checkpoint(table(("x", body))))
+
+
+def test_one_text_made_into_many_keys():
+    encode = glob("_codecs", "encode") + put(2)
+    key = get(2) + get(1) + text("latin1") + TUPLE2 + REDUCE
+    body = row(text("x" * 200_000) + put(1), encode, table(*((key, num(n)) for n in range(500))))
+    _, most = peak(checkpoint(table(("x", body))))
+    assert most < 8_000_000
+
+
+def test_many_arrays_of_the_other_byte_order_over_one_text():
+    shared = call(glob("_codecs", "encode"), text("x" * 65_536), text("latin1")) + put(1)
+    arrays = [array(ints(16_384), get(1), order=">") for _ in range(1000)]
+    catalog, most = peak(checkpoint(table(("x", row(shared, *arrays)))))
+    assert len(catalog) == 1000
+    assert most < 16_000_000
+    assert catalog["x.1"].load()[0] == np.frombuffer(b"xxxx", ">f4")[0]
 
 
 def test_one_text_made_into_the_storages_of_many_tensors():

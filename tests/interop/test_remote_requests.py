@@ -2,6 +2,7 @@
 
 import io
 import os
+from contextlib import closing
 
 import numpy as np
 import pytest
@@ -10,7 +11,9 @@ import torch.distributed.checkpoint as dcp
 
 import weighlock
 from process.plain_server import PlainServer
-from weighlock.formats.reading_ahead import is_far, read_ahead
+from weighlock.formats.reading_ahead import far, read_ahead
+from weighlock.sources.http import HttpSource
+from weighlock.sources.http_remote import Remote
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.spec import Span
 
@@ -76,7 +79,9 @@ def test_a_chunk_takes_two_requests_and_its_data(tmp_path):
 def test_runs_are_what_was_asked_for():
     content = bytes(range(256)) * 4096
     spans = [Span(n, 7) for n in (0, 3, 90, 40_000, 40_007, 300_000, 700_000, len(content) - 7)]
-    source = BytesSource(content)
-    assert not is_far(source)
-    assert read_ahead(source, spans) == [content[s.offset : s.end] for s in spans]
-    assert read_ahead(source, []) == []
+    assert far(BytesSource(content)) is None
+    with PlainServer({"/a": content}) as server, closing(HttpSource(Remote(server.url("/a")))) as s:
+        remote = far(s)
+        assert remote is s
+        assert read_ahead(remote, spans) == [content[s.offset : s.end] for s in spans]
+        assert read_ahead(remote, []) == []

@@ -8,8 +8,10 @@ from safetensors import safe_open
 from torch_objects import saved
 
 import weighlock
+from weighlock import DType
 from weighlock.formats.grouping import GROUPS_KEY, read_groups, written_groups
 from weighlock.limits import Limits
+from weighlock.tensors.convert import CastRef
 from weighlock.tensors.groups import Group
 
 pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")
@@ -51,6 +53,19 @@ def test_chosen_and_renamed(catalog, tmp_path):
         assert written.groups["model.coo"].parts["values"] == "model.coo.values"
         told = json.loads(written.metadata[GROUPS_KEY])
         assert list(told) == ["model.coo"]
+
+
+def test_of_shards_changed_and_renamed(catalog, tmp_path):
+    weighlock.save(tmp_path / "shards", catalog, max_shard_bytes=60)
+    with weighlock.open(tmp_path / "shards") as shards:
+        renamed = shards.rename(lambda name: f"model.{name}")
+        assert {*renamed.groups} == {f"model.{name}" for name in catalog.groups}
+        cast = shards.map(lambda ref: CastRef.of(ref, DType.F64) if ref.dtype == "F32" else ref)
+        assert cast.groups["coo"].dtype == "F64"
+        weighlock.save(tmp_path / "out", renamed, metadata={"said": "so"})
+    with weighlock.open(tmp_path / "out") as written:
+        assert written.metadata["said"] == "so"
+        assert "model.coo" in written.groups
 
 
 def test_shared_and_fetched(catalog, tmp_path):

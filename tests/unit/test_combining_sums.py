@@ -70,6 +70,27 @@ def test_sums_of_bf16_are_the_float64_sum_rounded_once(case, size):
     assert ulps_off(found, reference(rows, weights), "BF16") <= 0.5
 
 
+@pytest.mark.parametrize("dtype", ["BF16", "F32", "F64"])
+def test_a_number_is_summed_alone_as_it_is_beside_others(dtype):
+    kind = DType(dtype).numpy
+    rng = np.random.default_rng(7)
+    rows = [rng.integers(128, 256, 400).astype(kind) for _ in range(3)]
+    rows += [(rng.standard_normal(400) * 1e-3).astype(kind) for _ in range(5)]
+    weights = (1.0, 2.0, 3.0, 0.7, 0.3, -0.1, 0.9, 1.3)
+    how = WeightedSum((DType(dtype),) * 8, weights, DType(dtype))
+    together = combined(how, rows, kind)
+    alone = [combined(how, [row[n : n + 1].copy() for row in rows], kind)[0] for n in range(400)]
+    assert together.tobytes() == np.array(alone, kind).tobytes()
+
+
+def test_ties_alone_are_those_beside_others():
+    rng = np.random.default_rng(3)
+    rows = [rng.integers(128, 256, 2000).astype(BF16) for _ in range(3)]
+    together = bf16_sum(rows, (1.0, 2.0, 3.0))
+    alone = [bf16_sum([row[n : n + 1].copy() for row in rows], (1.0, 2.0, 3.0)) for n in range(300)]
+    assert together[:300].tobytes() == b"".join(each.tobytes() for each in alone)
+
+
 def test_float32_alone_would_not_do():
     """What the second look is for: where numbers cancel, float32 is off by many places."""
     rows = [np.full(9, value, BF16) for value in (2.0, -1.0)]

@@ -9,7 +9,8 @@ import zlib
 import pytest
 
 from weighlock.errors import FormatError, LimitExceeded, TruncatedFile
-from weighlock.formats.zip_directory import LocalHeaders, data_span, inflated, read_directory
+from weighlock.formats.heads import Heads
+from weighlock.formats.zip_directory import data_span, inflated, read_directory
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
 
@@ -115,7 +116,7 @@ class TestReading:
         raw = bytes(archive())
         source = BytesSource(raw)
         for name, member in read_directory(source, Limits()).items():
-            span = data_span(LocalHeaders(source), member, "archive")
+            span = data_span(Heads(source), member, "archive")
             assert raw[span.offset : span.end] == CONTENT[name]
 
     def test_bytes_between_members_are_nobody_s(self):

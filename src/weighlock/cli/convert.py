@@ -12,7 +12,7 @@ from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import DTYPE, SIZE, json_option, label, print_json, progress_bar, weights
 from weighlock.cli.text import escaped, size
 from weighlock.errors import DiskError, LayoutError, UnsupportedDType
-from weighlock.formats.save import metadata_to_write, save
+from weighlock.formats.save import own_metadata, save
 from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
@@ -169,7 +169,8 @@ def _shared_names(catalog: Catalog) -> dict[str, str]:
 
 
 def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
-    return {**metadata_to_write(catalog), **dict(_pair("--metadata", text) for text in texts)}
+    given = dict(_pair("--metadata", text) for text in texts)
+    return {**own_metadata(catalog), **given}
 
 
 def _pair(option: str, text: str) -> tuple[str, str]:

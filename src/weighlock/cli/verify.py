@@ -69,8 +69,9 @@ def command(path: str, data: bool, finite: bool, credential: Credential, as_json
 def _check_shards(catalog: Catalog) -> None:
     """Raise if a shard holds a tensor that the index does not know: part of the model is lost."""
     for file, shard in catalog.shards().items():
-        # An index names a sparse tensor as a whole; its parts are entries of the file.
-        parts = {part for group in shard.groups.values() for part in group.parts.values()}
+        # An index may name a sparse tensor as a whole; its parts are entries of the file.
+        whole = [group for name, group in shard.groups.items() if name in catalog]
+        parts = {part for group in whole for part in group.parts.values()}
         for name in shard:
             if name not in catalog and name not in parts:
                 raise LayoutError(f"{file} holds tensor {name!r}, which the index does not list")

@@ -146,10 +146,12 @@ def _sum_again(weights: Array, bits: Array, columns: Array) -> Array:
     """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
     # One by one they take several times as long as all of them in a row.
     is_sparse = 4 * columns.size < bits.shape[1]
-    # Row by row: all at once, numpy would copy what does not lie in one piece.
-    chosen = np.stack([row.take(columns) for row in bits]) if is_sparse else bits
-    numbers = chosen.view(DType.BF16.numpy)
-    sums = np.einsum("i,ij->j", weights, numbers, dtype=np.float64, casting="unsafe")
+    sums = np.zeros(columns.size if is_sparse else bits.shape[1])
+    value = np.empty(sums.size)
+    for weight, row in zip(weights, bits, strict=True):  # in this order, however many columns
+        value[...] = (row.take(columns) if is_sparse else row).view(DType.BF16.numpy)
+        value *= weight
+        sums += value
     rounded = _half_even(_to_odd(sums).view(np.uint32))
     return rounded if is_sparse else rounded[columns]
 
@@ -195,6 +197,11 @@ def widened(
 
 def _sum(weights: Array, values: Array, out: Array) -> None:
     """Σ weight · row, in the precision of `out`; rows are widened a few KiB at a time."""
+    if values.shape[1] == 1:  # which einsum would add in another order: never alone
+        pair = np.empty(2, out.dtype)
+        _sum(weights, np.repeat(values, 2, axis=1), pair)
+        out[0] = pair[0]
+        return
     with np.errstate(all="ignore"):
         np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
 

@@ -167,7 +167,7 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
     except FormatError as error:
         if error.source is not None:
             raise
-        raise type(error)(str(error), source=source.label) from error
+        raise type(error)(str(error), source=source.label, offset=error.offset) from error
 
 
 def _open_source(source: Source, limits: Limits) -> "Catalog":

@@ -7,8 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
+from weighlock.formats.heads import Heads
 from weighlock.formats.npy import array_ref, read_header, trailing
-from weighlock.formats.zip_directory import DEFLATED, LocalHeaders, Member, read_directory
+from weighlock.formats.zip_directory import DEFLATED, Member, head_spans, read_directory
 from weighlock.formats.zip_members import check_members, member_place
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
@@ -33,7 +34,7 @@ def open_npz(source: "Source", limits: Limits | None = None) -> Catalog:
     """
     limits = limits or Limits()
     members = read_directory(source, limits, fold_case=False)
-    headers = LocalHeaders(source, members.values())
+    headers = Heads(source, head_spans(members.values()))
     refs: dict[str, TensorRef] = {}
     unreadable: dict[str, str] = {}
     notes: list[str] = []
@@ -69,7 +70,7 @@ def open_npz(source: "Source", limits: Limits | None = None) -> Catalog:
     return Catalog(refs, None, source.close, beside=beside)
 
 
-def _header(headers: LocalHeaders, member: Member, place: "Place") -> "NpyHeader":
+def _header(headers: Heads, member: Member, place: "Place") -> "NpyHeader":
     if member.method == DEFLATED:
         return read_header(place.source.read_into, member.size, "its header")
 

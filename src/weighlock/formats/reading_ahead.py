@@ -12,7 +12,7 @@ from weighlock.tensors.stored import ReadsMany
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["is_far", "read_ahead"]
+__all__ = ["far", "read_ahead"]
 
 _NEAR_BYTES = 32 * 1024
 """To read what lies between costs less than to ask again."""
@@ -21,12 +21,12 @@ _RUN_BYTES = 256 * 1024
 _RUNS_AT_ONCE = 64
 
 
-def is_far(source: "Source") -> bool:
-    """Whether asking takes longer than reading does, and several can be asked for at once."""
-    return isinstance(source, ReadsMany) and getattr(source, "is_far", False)
+def far(source: "Source") -> ReadsMany | None:
+    """The source, if asking takes longer than reading, and several can be asked for at once."""
+    return source if isinstance(source, ReadsMany) and getattr(source, "is_far", False) else None
 
 
-def read_ahead(source: "Source", spans: Sequence[Span]) -> list[bytes]:
+def read_ahead(source: ReadsMany, spans: Sequence[Span]) -> list[bytes]:
     """The bytes of each span; they are short, and in the order of the source.
 
     Raises:
@@ -36,11 +36,7 @@ def read_ahead(source: "Source", spans: Sequence[Span]) -> list[bytes]:
     for batch in _batches(list(_runs(spans))):
         buffers = [bytearray(run[-1].end - run[0].offset) for run in batch]
         parts = [(run[0].offset, memoryview(b)) for run, b in zip(batch, buffers, strict=True)]
-        if isinstance(source, ReadsMany):
-            source.read_many(parts)
-        else:
-            for offset, buffer in parts:
-                source.read_into(offset, buffer)
+        source.read_many(parts)
         for run, raw in zip(batch, buffers, strict=True):
             first = run[0].offset
             found += [bytes(raw[s.offset - first : s.end - first]) for s in run]

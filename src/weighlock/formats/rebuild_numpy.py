@@ -94,8 +94,13 @@ _NUMBERS = {
 }
 
 
-def raw_bytes(record: Any) -> bytes | None:
-    """Bytes, also as `encode(text, 'latin1')`, in which older pickles carry them."""
+def raw_bytes(record: Any, most: int | None = None) -> bytes | None:
+    """Bytes, also as `encode(text, 'latin1')`, in which older pickles carry them.
+
+    Args:
+        record: what may be such.
+        most: texts that are longer are none. Thousands of records may each make a copy of one.
+    """
     for _ in range(8):  # bytearray(bytearray(…)) may be nested as deep as somebody likes
         if type(record) is bytes:
             return record
@@ -104,7 +109,8 @@ def raw_bytes(record: Any) -> bytes | None:
         name = canonical(record.func.module, record.func.name)
         args = record.args
         if name == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
-            return _encoded(record)
+            is_long = most is not None and type(args[0]) is str and len(args[0]) > most
+            return None if is_long else _encoded(record)
         if name in (("builtins", "bytes"), ("builtins", "bytearray")) and not args:
             return b""
         if name != ("builtins", "bytearray"):

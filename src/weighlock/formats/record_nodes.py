@@ -31,6 +31,8 @@ _CONTAINERS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
 SIMPLE = {int, float, bool, str, bytes, type(None)}
 _LONGEST_PATH = 4096
 _LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
+_LONGEST_KEY = 256
+"""Characters of a key that is made into bytes: no more than its record takes as it is."""
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
 
 
@@ -171,7 +173,7 @@ def plain_key(key: Any) -> Any:
     if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
         return key
     if type(key) is Call:  # protocol 2 has no bytes, and makes them of a text
-        raw = raw_bytes(key)
+        raw = raw_bytes(key, _LONGEST_KEY)
         return label_of(key) if raw is None else raw
     return key if type(key) in SIMPLE else label_of(key)
 
@@ -190,5 +192,5 @@ def label_of(key: Any) -> str:
         return f"({', '.join(label_of(part) for part in key)})"
     if type(key) is not Call:
         return type(key).__name__
-    raw = raw_bytes(key)
+    raw = raw_bytes(key, _LONGEST_KEY)
     return _name_of(key)[1] if raw is None else label_of(raw)

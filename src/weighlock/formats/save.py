@@ -98,9 +98,7 @@ def save(
     limits = limits or Limits()
     if tied not in ("copy", "alias"):
         raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
-    if isinstance(tensors, Catalog) and metadata is None:
-        metadata = metadata_to_write(tensors)
-    beside = check_metadata(metadata)
+    beside = check_metadata(metadata_to_write(tensors, metadata))
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
     if isinstance(tensors, Mapping):
@@ -210,9 +208,17 @@ def own_metadata(catalog: Catalog) -> dict[str, str]:
     }
 
 
-def metadata_to_write(catalog: Catalog) -> dict[str, str]:
-    """What a file that is written of a catalog says beside its tensors."""
-    return {**own_metadata(catalog), **written_groups(catalog.groups)}
+def metadata_to_write(
+    tensors: object, metadata: Mapping[str, str] | None
+) -> Mapping[str, str] | None:
+    """What a file that is written of tensors says beside them: what is given, or a catalog's own.
+
+    Which of them belong together it says in any case.
+    """
+    if not isinstance(tensors, Catalog):
+        return metadata
+    given = own_metadata(tensors) if metadata is None else metadata
+    return {**written_groups(tensors.groups), **given}
 
 
 def untied(

@@ -10,6 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from weighlock.errors import FormatError, LimitExceeded
+from weighlock.formats.heads import Heads
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.nested import nested_checkpoints, within
 from weighlock.formats.npy import MAGIC, is_object, read_header
@@ -17,13 +18,7 @@ from weighlock.formats.tar_directory import has_tar_header
 from weighlock.formats.torch_legacy import after_storages, is_legacy
 from weighlock.formats.torch_names import is_known
 from weighlock.formats.torch_tar import tar_globals
-from weighlock.formats.zip_directory import (
-    LocalHeaders,
-    Member,
-    archives_in,
-    inflated,
-    read_directory,
-)
+from weighlock.formats.zip_directory import Member, archives_in, inflated, read_directory
 from weighlock.formats.zip_members import member_place
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
@@ -118,7 +113,7 @@ def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
 
 
 def _read_member(source: "Source", member: Member, offset: int, buffer: memoryview) -> None:
-    place = member_place(source, LocalHeaders(source), member)
+    place = member_place(source, Heads(source), member)
     place.source.read_into(place.span.offset + offset, buffer)
 
 

@@ -224,6 +224,8 @@ class ShardedRefs(Mapping[str, TensorRef]):
     def __getitem__(self, name: str) -> TensorRef:
         shard = self._weight_map[name]
         catalog = self._open(shard)
+        if name in catalog:  # asked first: the rest looks at all that the file holds
+            return catalog[name]
         if name in catalog.unreadable:
             raise UnsupportedDType(
                 f"tensor {name!r} is not read: {catalog.unreadable[name]}",
@@ -234,11 +236,9 @@ class ShardedRefs(Mapping[str, TensorRef]):
                 f"tensor {name!r} is {catalog.groups[name]}: open this file by itself",
                 source=self._places[shard],
             )
-        if name not in catalog:
-            raise LayoutError(
-                f"has no tensor {name!r}, which its index says it holds", source=self._places[shard]
-            )
-        return catalog[name]
+        raise LayoutError(
+            f"has no tensor {name!r}, which its index says it holds", source=self._places[shard]
+        )
 
     def shards(self) -> dict[str, Catalog]:
         """Every shard by its file name, opened."""

@@ -12,7 +12,7 @@ from weighlock.errors import FormatError, LayoutError, TruncatedFile
 from weighlock.tensors.spec import Span
 
 if TYPE_CHECKING:
-    from weighlock.formats.zip_directory import LocalHeaders
+    from weighlock.formats.heads import Heads
     from weighlock.sources.base import Source
 
 __all__ = ["TarMember", "has_tar_header", "is_tar", "tar_members"]
@@ -51,7 +51,7 @@ def is_tar(first: bytes) -> bool:
     return first[257:262] == b"ustar" and has_tar_header(first)
 
 
-def tar_members(source: "Source", window: "LocalHeaders") -> Iterator[TarMember]:
+def tar_members(source: "Source", window: "Heads") -> Iterator[TarMember]:
     """The members in order, each as its header is reached.
 
     Raises:

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from weighlock.errors import HeaderError, LayoutError, TruncatedFile
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.meanings import Storage
-from weighlock.formats.reading_ahead import is_far, read_ahead
+from weighlock.formats.reading_ahead import far, read_ahead
 from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import read_tree
 from weighlock.formats.torch_refs import Place, make_refs
@@ -143,7 +143,13 @@ def _storages(pickle: Pickle, label: str) -> dict[str, Storage]:
 def _counts_ahead(
     source: "Source", storages: dict[str, Storage], keys: list[str], start: int
 ) -> dict[int, bytes]:
-    """The counts before storages by their place, as far as those lie where the pickle says."""
+    """The counts before storages by their place, as far as those lie where the pickle says.
+
+    None of a source that is near: there they are read one by one.
+    """
+    remote = far(source)
+    if remote is None:
+        return {}
     spans: list[Span] = []
     offset = start
     for key in keys:
@@ -152,7 +158,7 @@ def _counts_ahead(
             break
         spans.append(Span(offset, _COUNT_BYTES))
         offset += _COUNT_BYTES + storage.elements * storage.width
-    counts = read_ahead(source, spans)
+    counts = read_ahead(remote, spans)
     return {span.offset: count for span, count in zip(spans, counts, strict=True)}
 
 
@@ -166,7 +172,7 @@ def _lay_out(
     places: dict[str, Span] = {}
     offset = start
     buffer = bytearray(_COUNT_BYTES)
-    ahead = _counts_ahead(source, storages, keys, start) if is_far(source) else {}
+    ahead = _counts_ahead(source, storages, keys, start)
     for key in keys:
         storage = storages.get(key)
         if storage is None:

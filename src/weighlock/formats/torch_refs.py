@@ -79,10 +79,17 @@ def _with_inline(place_of: Callable[[Storage], Place]) -> Callable[[Storage], Pl
     return found
 
 
-def _inline(name: str, meaning: InlineTensor) -> ArrayRef:
+def _inline(name: str, meaning: InlineTensor) -> TensorRef:
     flat = np.frombuffer(meaning.data, meaning.dtype)
     array = flat.reshape(meaning.shape, order="F" if meaning.fortran else "C")
-    return ArrayRef.of(name, array.astype(meaning.dtype.newbyteorder("<"), copy=False))
+    if meaning.dtype == meaning.dtype.newbyteorder("<"):
+        return ArrayRef.of(name, array)
+    # Not turned now: many arrays may lie in the same bytes, and each would take memory of its own.
+    spec = TensorSpec(name, DType.of(meaning.dtype), meaning.shape)
+    strides = tuple(stride // array.itemsize for stride in array.strides)
+    source = BytesSource(meaning.data, "the pickle")
+    layout = Layout(0, spec.shape, strides) if meaning.fortran else None
+    return AdjustedRef(StoredRef(spec, source, Span(0, spec.nbytes), layout), swap=True)
 
 
 def _stored(

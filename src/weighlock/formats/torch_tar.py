@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, LimitExceeded, TruncatedFile
+from weighlock.formats.heads import Heads
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.meanings import MOST, MOST_DIMENSIONS, Storage, StoredTensor, short
 from weighlock.formats.pickle_records import Global, PersistentId
@@ -23,7 +24,6 @@ from weighlock.formats.record_tree import read_tree
 from weighlock.formats.tar_directory import tar_members
 from weighlock.formats.torch_names import TENSOR_CLASSES, canonical, storage_dtype
 from weighlock.formats.torch_refs import Place, make_refs
-from weighlock.formats.zip_directory import LocalHeaders
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.spec import Layout, Span
@@ -51,9 +51,7 @@ def open_torch_tar(source: "Source", limits: Limits | None = None) -> Catalog:
     """
     limits = limits or Limits()
     members = _members(source)
-    window = LocalHeaders(
-        source, dense=True
-    )  # another one: that for the headers has gone to the end
+    window = Heads(source, dense=True)  # another one: that for the headers has gone to the end
     named: dict[tuple[str, str], int] = {}
     records = {
         name: _Records(source, window, span, name, limits, named) for name, span in members.items()
@@ -90,7 +88,7 @@ def tar_globals(
     Raises:
         FormatError, LimitExceeded: after what was named before the fault.
     """
-    window = LocalHeaders(source, dense=True)
+    window = Heads(source, dense=True)
     spans: dict[str, Span] = {}
     for member in tar_members(source, window):
         if member.name in _MEMBERS:
@@ -120,7 +118,7 @@ def tar_globals(
 
 def _members(source: "Source") -> dict[str, Span]:
     found: dict[str, Span] = {}
-    for member in tar_members(source, LocalHeaders(source, dense=True)):
+    for member in tar_members(source, Heads(source, dense=True)):
         if member.name not in _MEMBERS:
             raise FormatError(
                 f"is a tar archive with {member.name!r} in it, not a checkpoint: unpack it first",
@@ -141,7 +139,7 @@ class _Records:
     def __init__(
         self,
         source: "Source",
-        window: LocalHeaders,
+        window: Heads,
         span: Span,
         name: str,
         limits: Limits,

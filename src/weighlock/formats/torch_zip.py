@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
+from weighlock.formats.heads import Heads
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.meanings import Storage
 from weighlock.formats.rebuild import is_module, storage_of
@@ -21,12 +22,7 @@ from weighlock.formats.torch_script import (
     code_note,
     with_constants,
 )
-from weighlock.formats.zip_directory import (
-    LocalHeaders,
-    Member,
-    inflated,
-    read_directory,
-)
+from weighlock.formats.zip_directory import Member, head_spans, inflated, read_directory
 from weighlock.formats.zip_members import check_members, member_place
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
@@ -52,6 +48,7 @@ def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
     refs, unreadable = make_refs(
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
     )
+    archive.forget_heads()
     notes = tree.notes if archive.has_checksums else (*tree.notes, _UNCHECKED)
     if archive.is_script:
         notes = (*notes, code_note(archive.names()))
@@ -94,7 +91,7 @@ class _Archive:
         self.prefix = self._find_prefix()
         self.big_endian = self._byte_order() == "big"
         self.is_script = self.prefix + CONSTANTS in self._members
-        self._headers = LocalHeaders(source, self._storages())
+        self._headers = Heads(source, head_spans(self._storages()))
         self._places: dict[str, Place] = {}
 
     def names(self) -> list[str]:
@@ -121,6 +118,10 @@ class _Archive:
             place = self._places[storage.key] = member_place(self._source, self._headers, member)
         check_size(storage, place.span.length)
         return place
+
+    def forget_heads(self) -> None:
+        """Every storage has its place: the heads of members are not needed any more."""
+        self._headers.forget()
 
     def check(self, progress: Callable[[int], None]) -> None:
         """Compare every member with its checksum."""

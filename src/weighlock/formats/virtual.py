@@ -11,7 +11,6 @@ from typing import Literal
 from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
 from weighlock.formats.save import metadata_to_write, source_positions, untied
 from weighlock.limits import Limits
-from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import refs_of
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import Span
@@ -60,9 +59,7 @@ def place_all(
         UnsupportedDType: safetensors cannot hold it.
     """
     limits = limits or Limits()
-    if isinstance(tensors, Catalog) and metadata is None:
-        metadata = metadata_to_write(tensors)
-    beside = check_metadata(metadata)
+    beside = check_metadata(metadata_to_write(tensors, metadata))
     refs = refs_of(tensors)
     for ref in refs:
         check_storable(ref.spec)

@@ -8,14 +8,11 @@ ZIP; not what is in it.
 import codecs
 import struct
 import zlib
-from bisect import bisect_right
-from collections.abc import Callable, Iterable
-from itertools import islice
-from operator import itemgetter
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
-from weighlock.formats.reading_ahead import is_far, read_ahead
+from weighlock.formats.heads import Heads
 from weighlock.limits import Limits
 from weighlock.sources.window import Window
 from weighlock.tensors.spec import Span
@@ -25,10 +22,10 @@ if TYPE_CHECKING:
 
 __all__ = [
     "DEFLATED",
-    "LocalHeaders",
     "Member",
     "archives_in",
     "data_span",
+    "head_spans",
     "inflated",
     "read_directory",
 ]
@@ -46,10 +43,6 @@ _UTF8 = 0x800
 _DESCRIPTOR = 0x8
 _FULL = 0xFFFF_FFFF
 STORED, DEFLATED = 0, 8
-
-_NEAR_BYTES = 64 * 1024
-_MOST_AHEAD = 65_536
-"""Heads of members that are held while an archive is opened: about 300 bytes each."""
 
 
 class Member(NamedTuple):
@@ -279,45 +272,10 @@ def _checked(
     return found
 
 
-class LocalHeaders:
-    """The heads of members. Those that lie near each other are read together.
-
-    Args:
-        source: the archive.
-        ahead: members whose heads will be asked for. Of a source that is far they are read now.
-        dense: what is small lies together at the beginning.
-    """
-
-    def __init__(
-        self, source: "Source", ahead: Iterable[Member] = (), *, dense: bool = False
-    ) -> None:
-        self._source = source
-        self._start = 0 if dense else source.size  # near to which more is read than is asked for
-        self._bytes = b""
-        self._ahead: list[tuple[int, bytes]] = []
-        if is_far(source):
-            chosen = islice(ahead, _MOST_AHEAD)
-            spans = [Span(m.header, _head_bytes(m, m.name.encode())) for m in chosen]
-            spans.sort(key=lambda span: span.offset)
-            heads = read_ahead(source, spans)
-            self._ahead = [(span.offset, raw) for span, raw in zip(spans, heads, strict=True)]
-
-    def read(self, header: int, length: int) -> bytes:
-        """The first bytes of a member, whose head begins there."""
-        if self._ahead:
-            place = bisect_right(self._ahead, header, key=itemgetter(0)) - 1
-            start, raw = self._ahead[max(place, 0)]
-            if start <= header and header + length <= start + len(raw):
-                return raw[header - start :][:length]
-        first = header - self._start
-        if first < 0 or first + length > len(self._bytes):
-            # Twice near the same place: then many small members follow each other.
-            is_near = 0 <= first < len(self._bytes) + _NEAR_BYTES
-            wanted = _NEAR_BYTES if is_near else length
-            further = bytearray(max(length, min(wanted, self._source.size - header)))
-            self._source.read_into(header, memoryview(further))
-            self._start, self._bytes, first = header, bytes(further), 0
-        return self._bytes[first : first + length]
+def head_spans(members: Iterable[Member]) -> Iterator[Span]:
+    """Where the heads of members lie."""
+    for member in members:
+        yield Span(member.header, _head_bytes(member, member.name.encode()))
 
 
 def _head_bytes(member: Member, encoded: bytes) -> int:
@@ -325,7 +283,7 @@ def _head_bytes(member: Member, encoded: bytes) -> int:
     return min(member.limit - member.header, _LOCAL.size + 2 * len(encoded) + 256)
 
 
-def data_span(headers: LocalHeaders, member: Member, label: str) -> Span:
+def data_span(headers: Heads, member: Member, label: str) -> Span:
     """Where a member's bytes lie, after its local header has agreed with the directory."""
     encoded = member.name.encode()
     raw = headers.read(member.header, _head_bytes(member, encoded))
@@ -363,7 +321,7 @@ def _stored(source: "Source", member: Member) -> bytes:
     """The bytes of a member as they lie there, read together with its head."""
     head_bytes = _head_bytes(member, member.name.encode())
     together = min(member.limit - member.header, head_bytes + member.stored_bytes)
-    headers = LocalHeaders(source)
+    headers = Heads(source)
     headers.read(member.header, together)
     span = data_span(headers, member, source.label)
     return headers.read(span.offset, span.length)

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from weighlock.errors import FormatError
+from weighlock.formats.heads import Heads
 from weighlock.formats.torch_refs import Place
-from weighlock.formats.zip_directory import DEFLATED, LocalHeaders, Member, data_span
+from weighlock.formats.zip_directory import DEFLATED, Member, data_span
 from weighlock.sources.inflated import InflatedSource
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
@@ -25,7 +26,7 @@ __all__ = ["check_members", "member_place"]
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
-def member_place(source: "Source", headers: LocalHeaders, member: Member) -> Place:
+def member_place(source: "Source", headers: Heads, member: Member) -> Place:
     """Where a member can be read; its local header has agreed with the directory."""
     span = data_span(headers, member, source.label)
     if member.method != DEFLATED:
@@ -53,7 +54,7 @@ def check_members(
     Raises:
         FormatError: one does not match.
     """
-    headers = LocalHeaders(source)
+    headers = Heads(source)
     buffer = byte_view(empty((_PIECE_BYTES,), np.dtype(np.uint8)))
     for member in members:
         place = member_place(source, headers, member)

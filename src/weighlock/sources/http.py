@@ -7,8 +7,7 @@ server says it is. What is asked how is `Remote`'s; here lies what a read needs 
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from blake3 import blake3
@@ -24,6 +23,9 @@ __all__ = ["HttpSource"]
 
 _AT_ONCE = 4
 """Requests under way for one call that reads many parts."""
+
+_STRIP_BYTES = 8 * 1024 * 1024
+"""Asked for at once then: who stops need not wait for gigabytes."""
 
 _KEPT_BLOCKS = 8
 """Blocks of which a part was read: the next read is often for the rest."""
@@ -117,9 +119,36 @@ class HttpSource:
             for offset, buffer in parts:
                 self.read_into(offset, buffer)
             return
-        with ThreadPoolExecutor(min(_AT_ONCE, len(parts) or 1), "weighlock-read") as pool:
-            for _ in pool.map(lambda part: self.read_into(*part), parts):
-                pass
+        remaining = _strips(parts)
+        taking = threading.Lock()
+        failures: list[BaseException] = []
+
+        def work() -> None:
+            try:
+                while not failures:
+                    with taking:
+                        strip = next(remaining, None)
+                    if strip is None:
+                        return
+                    self.read_into(*strip)
+            except BaseException as error:  # the others stop after their strip
+                failures.append(error)
+
+        helpers = [
+            threading.Thread(target=work, name="weighlock-read", daemon=True)
+            for _ in range(min(_AT_ONCE, len(parts)) - 1)
+        ]
+        for helper in helpers:
+            helper.start()
+        work()
+        for helper in helpers:
+            try:
+                helper.join()
+            except BaseException as error:  # Ctrl-C: nobody may write into a buffer afterwards
+                failures.append(error)
+                helper.join()
+        if failures:
+            raise failures[0]
 
     def _read_verified(self, span: Span, buffer: memoryview) -> None:
         place = _Window(span, buffer, self.size)
@@ -220,3 +249,9 @@ class _Window:
         target = self.buffer[begin - self._span.offset : end - self._span.offset]
         target[:] = memoryview(content)[begin - whole.offset : end - whole.offset]
         self.done.add(block)
+
+
+def _strips(parts: Sequence[tuple[int, memoryview]]) -> Iterator[tuple[int, memoryview]]:
+    for offset, buffer in parts:
+        for begin in range(0, len(buffer), _STRIP_BYTES):
+            yield offset + begin, buffer[begin : begin + _STRIP_BYTES]

@@ -49,6 +49,8 @@ class Beside:
     groups: Mapping[str, Group] = field(default_factory=dict)
     has_named_parts: bool = False
     """What parts of a group are called, the file itself says; else they are named in reading."""
+    has_all_groups: bool = False
+    """Those of the files of a sharded model are among them, under the names they have now."""
 
     def with_shards(self, shards: "Mapping[str, Catalog]") -> "Beside":
         """This and what the files of a sharded model hold, told apart by the names of the files."""
@@ -60,7 +62,8 @@ class Beside:
                 extras[file] = shard.extras
             notes += [f"{file}: {note}" for note in shard.notes]
             unreadable.update(shard.unreadable)
-            for name, group in shard._beside.groups.items():
+            here = {} if self.has_all_groups else shard._beside.groups
+            for name, group in here.items():
                 if shard._beside.has_named_parts or not group.parts:
                     groups[name] = group  # of which parts may lie in other files
                 else:  # an index names the whole, and no name leads to its parts
@@ -268,8 +271,8 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
                 raise LayoutError(f"{origin[new]!r} and {old!r} would both be named {new!r}")
             renamed[new] = ref if new == old else ref.renamed(new)
             origin[new] = old
-        groups = {new_name(name): g.renamed(new_name) for name, g in self._beside.groups.items()}
-        return self._with(renamed, replace(self._beside, groups=groups))
+        groups = {new_name(name): g.renamed(new_name) for name, g in self.groups.items()}
+        return self._with(renamed, replace(self._beside, groups=groups, has_all_groups=True))
 
     def _with(self, refs: Mapping[str, TensorRef], beside: Beside | None = None) -> "Catalog":
         """Other refs into the same files; those are still this catalog's to close."""
@@ -318,11 +321,12 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
     def map(self, change: Callable[[TensorRef], TensorRef]) -> "Catalog":
         """The same names with a changed ref each, such as one that casts as it reads."""
         refs = {name: change(ref) for name, ref in self.items()}
-        if not self._beside.groups:
+        groups = self.groups
+        if not groups:
             return self._with(refs)
         dtypes: Mapping[str, str] = {name: ref.dtype.value for name, ref in refs.items()}
-        groups = {name: g.retyped(dtypes.get) for name, g in self._beside.groups.items()}
-        return self._with(refs, replace(self._beside, groups=groups))
+        groups = {name: g.retyped(dtypes.get) for name, g in groups.items()}
+        return self._with(refs, replace(self._beside, groups=groups, has_all_groups=True))
 
     def load(self) -> "dict[str, Array]":
         """Every tensor as a numpy array. A tensor of several names is read once and shared."""

@@ -18,7 +18,7 @@ from weighlock.tensors.ref import PIECE_BYTES, TensorRef, loaded_shape
 from weighlock.tensors.slicing import Index, Piece, narrow, plan
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 
-__all__ = ["GATHERED_BYTES", "Readable", "StoredRef", "load_together"]
+__all__ = ["GATHERED_BYTES", "Readable", "ReadsMany", "StoredRef", "load_together"]
 
 
 GATHERED_BYTES = 32 * 1024 * 1024
