@@ -83,6 +83,20 @@ def test_a_number_is_summed_alone_as_it_is_beside_others(dtype):
     assert together.tobytes() == np.array(alone, kind).tobytes()
 
 
+@pytest.mark.parametrize("spread", [1, 64])
+def test_very_many_ties_are_rounded_like_few(spread):
+    """More than are looked at again at once: nearly all, and one in so many."""
+    rng = np.random.default_rng(2)
+    ties = rng.integers(128, 256, 40_000 * min(spread, 4)).astype(np.float64) + 0.5
+    rows = [(ties + 0.5).astype(BF16), (ties - 0.5).astype(BF16)]  # halves between are ties
+    exact = rng.random(ties.size) >= 1 / spread
+    rows[0][exact] = rows[1][exact]
+    found = bf16_sum(rows, (0.5, 0.5))
+    assert ulps_off(found, reference(rows, (0.5, 0.5)), "BF16") <= 0.5
+    even = found.view(np.uint16)[~exact]
+    assert not (even & 1).any()
+
+
 def test_ties_alone_are_those_beside_others():
     rng = np.random.default_rng(3)
     rows = [rng.integers(128, 256, 2000).astype(BF16) for _ in range(3)]

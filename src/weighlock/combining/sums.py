@@ -31,6 +31,9 @@ _STEP_NUMBERS = 256 * 1024
 _ONE, _SIXTEEN = np.uint32(1), np.uint32(16)
 _BELOW_TIE, _TIE = np.uint32(0x7FFF), np.uint32(0x8000)
 
+_AGAIN_COLUMNS = 32 * 1024
+"""Sums that are made again at once; in float64 they take six times the memory of the block."""
+
 _LARGEST = 3e38
 """Sums that may be above could overflow float32."""
 
@@ -122,8 +125,10 @@ class WeightedSum:
         np.copyto(result, low, casting="unsafe")
         parted = desk.array("parted", result.shape, np.bool_)
         undecided = np.flatnonzero(np.not_equal(low, high, out=parted))
-        if undecided.size:
-            result[undecided] = _sum_again(weights, bits, undecided)
+        for begin in range(0, undecided.size, _AGAIN_COLUMNS):
+            columns = undecided[begin : begin + _AGAIN_COLUMNS]
+            first, last = int(columns[0]), int(columns[-1])
+            result[columns] = _sum_again(weights, bits[:, first : last + 1], columns - first)
         return True
 
 
