@@ -41,7 +41,7 @@ __all__ = ["Lost", "Setting", "Sink", "combine_blocks"]
 _AHEAD = 2
 """Blocks that are read while others are worked on, where rows come from servers."""
 
-_READERS = 16
+_READERS = 12
 """Requests under way at once, at the most."""
 
 

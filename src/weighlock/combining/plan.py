@@ -22,7 +22,7 @@ longer calls are faster, although they leave the cache."""
 _REMOTE_BYTES = 4 * 1024 * 1024
 """A row from a server: a request costs a round trip."""
 
-_ALL_BYTES = 48 * 1024 * 1024
+_ALL_BYTES = 40 * 1024 * 1024
 """All rows of all blocks that are under way."""
 
 _KEPT_BYTES = 1024 * 1024
