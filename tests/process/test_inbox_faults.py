@@ -7,6 +7,7 @@ import os
 import re
 import signal
 
+import numpy as np
 import pytest
 
 import weighlock
@@ -398,3 +399,19 @@ def test_an_inbox_that_was_never_there(server):
     with pytest.raises(ShareGone) as caught:
         weighlock.push(gone, model(1.1))
     assert caught.value.reason == "unknown"
+
+
+def test_who_comes_before_all_is_offered_waits_for_it(no_leaks):
+    key, share_id = bytes(32), "a" * 32
+    tensors = {"a": np.arange(10)}
+    with weighlock.Server(key=key) as first:
+        port, url = first.port, first.share(tensors, share_id=share_id).url
+    with weighlock.Server(port=port, key=key, start=False) as second:
+        call = InThread(weighlock.fetch, url)
+        until(call.thread.is_alive)
+        second.share(tensors, share_id=share_id)
+        second.start()
+        second.start()
+        assert call.end()["a"].load().tolist() == list(range(10))
+    with weighlock.Server(start=False):
+        pass  # and one that was never started is closed like any other

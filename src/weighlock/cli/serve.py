@@ -124,6 +124,7 @@ def command(
                 insecure=insecure,
                 key=ticket_key(key),
                 page=token if page else False,
+                start=False,  # who was cut off comes back at once, for what is not offered yet
             )
         )
         inbox = None
@@ -148,6 +149,7 @@ def command(
                 title=os.path.basename(os.path.abspath(path)),
                 share_id=share_id,
             )
+        server.start()
         stop = _told_to_stop()  # before the URLs are out: who has read them may end this at once
         tickets = {} if inbox is None else _tickets(inbox, senders)
         if as_json:

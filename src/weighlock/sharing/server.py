@@ -4,6 +4,7 @@ import logging
 import os
 import secrets
 import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Literal, Unpack
@@ -61,6 +62,8 @@ class Server(Lifetime):
         page: show a page to watch it by, at `page_url`, and metrics at `/metrics`; a text is the
             token that guards both, True lets one be made.
         limits: connections, timeouts, sizes.
+        start: answer at once. A server that takes the place of another should offer what that did,
+            and be started then: who comes back too early would be told that there is nothing.
 
     Raises:
         Refused: the address can be reached by others, and there is no TLS.
@@ -82,6 +85,7 @@ class Server(Lifetime):
         key: bytes | None = None,
         page: bool | str = False,
         limits: Limits | None = None,
+        start: bool = True,
     ) -> None:
         token = check_token(page) if isinstance(page, str) else secrets.token_hex(16)
         self._limits = limits or Limits()
@@ -96,6 +100,7 @@ class Server(Lifetime):
         self._key = key or secrets.token_bytes(32)
         self._pid = os.getpid()
         self._answering = Answering(self._offers, self._key, self._limits, self._budget, self._page)
+        self._started = threading.Event()
         self._listener = Listener(host, port, self._serve, self._limits)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
@@ -103,6 +108,12 @@ class Server(Lifetime):
         """What others call this server."""
         self.page_url = None if self._page is None else f"{self.url}/#token={token}"
         """Where a person can watch it, with the token in the fragment; None if there is no page."""
+        if start:
+            self.start()
+
+    def start(self) -> None:
+        """Answer, also those who have connected before. Idempotent."""
+        self._started.set()
 
     def __repr__(self) -> str:
         return f"<Server {self.url} with {len(self._offers)} shares>"
@@ -118,6 +129,7 @@ class Server(Lifetime):
     def close(self, grace_s: float = 5.0) -> None:
         """Stop: replies on their way get so long to finish. Idempotent."""
         self._answering.is_stopping = True
+        self._started.set()  # who waits is let go
         self._listener.close(grace_s)
         if os.getpid() == self._pid:  # a forked child has its own copy, and no say
             self._offers.close()
@@ -285,6 +297,7 @@ class Server(Lifetime):
 
     def _serve(self, peer: Peer) -> None:
         """One connection, from its first byte to its end."""
+        self._started.wait()
         peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A broken way is noticed even if nothing is to be sent.
         peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
