@@ -16,6 +16,7 @@ from weighlock.errors import ShortRead, SourceError
 from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES, block_span, blocks_of, runs
 from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
+from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
 
@@ -119,36 +120,11 @@ class HttpSource:
             for offset, buffer in parts:
                 self.read_into(offset, buffer)
             return
-        remaining = _strips(parts)
-        taking = threading.Lock()
-        failures: list[BaseException] = []
 
-        def work() -> None:
-            try:
-                while not failures:
-                    with taking:
-                        strip = next(remaining, None)
-                    if strip is None:
-                        return
-                    self.read_into(*strip)
-            except BaseException as error:  # the others stop after their strip
-                failures.append(error)
+        def read(strip: tuple[int, memoryview]) -> None:
+            self.read_into(*strip)
 
-        helpers = [
-            threading.Thread(target=work, name="weighlock-read", daemon=True)
-            for _ in range(min(_AT_ONCE, len(parts)) - 1)
-        ]
-        for helper in helpers:
-            helper.start()
-        work()
-        for helper in helpers:
-            try:
-                helper.join()
-            except BaseException as error:  # Ctrl-C: nobody may write into a buffer afterwards
-                failures.append(error)
-                helper.join()
-        if failures:
-            raise failures[0]
+        in_turns(_strips(parts), lambda: read, min(_AT_ONCE, len(parts)))
 
     def _read_verified(self, span: Span, buffer: memoryview) -> None:
         place = _Window(span, buffer, self.size)

@@ -4,7 +4,6 @@ Reading goes through `pread`, never mmap: a file truncated under a mapping kills
 SIGBUS, a `pread` of it comes back short and raises.
 """
 
-import _thread
 import contextlib
 import ctypes
 import errno
@@ -16,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from weighlock.errors import ShortRead, SourceChanged, SourceError
+from weighlock.sources.turns import in_turns
 
 __all__ = ["BytesSource", "FileSource", "Fingerprint"]
 
@@ -276,43 +276,13 @@ def _fill(fd: int, offset: int, buffer: memoryview, path: str) -> None:
 
 
 def _fill_with_two_threads(fd: int, parts: Iterable[Part], path: str) -> None:
-    """Fill buffers with two threads that take the next strip each.
+    """Fill buffers with two threads that take the next strip each."""
 
-    Strips, not halves: a thread that starts late or meets slow pages does less, and neither waits.
-    """
-    strips = _strips(parts)
-    taking = threading.Lock()  # a generator cannot be asked by two threads at once
-    failures: list[BaseException] = []
+    def fill(strip: Part) -> None:
+        offset, buffer = strip
+        _fill(fd, offset, buffer, path)
 
-    def work() -> None:
-        try:
-            while not failures:
-                with taking:
-                    strip = next(strips, None)
-                if strip is None:
-                    return
-                _fill(fd, *strip, path)
-        except BaseException as error:
-            failures.append(error)
-
-    def help_working() -> None:
-        try:
-            work()
-        finally:
-            helping.release()
-
-    helping = threading.Lock()
-    helping.acquire()
-    # Not threading.Thread: its start() waits until the thread runs, 0.1 ms of a read's 1.5.
-    _thread.start_new_thread(help_working, ())
-    work()
-    try:
-        helping.acquire()
-    except BaseException as error:  # Ctrl-C: the helper must let go of buffer and descriptor first
-        failures.append(error)
-        helping.acquire()
-    if failures:
-        raise failures[0]
+    in_turns(_strips(parts), lambda: fill, 2)
 
 
 def _strips(parts: Iterable[Part]) -> Iterator[Part]:

@@ -15,6 +15,7 @@ from weighlock.sources.grid import (
     block_span,
     page_blocks,
 )
+from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.transfer.contents import Contents, FilePart
 
@@ -40,31 +41,13 @@ def in_two_threads(blocks: Iterable[int], work: Callable[[int, memoryview], None
     Raises:
         Whatever the work raised first; the rest is then left undone.
     """
-    remaining = iter(blocks)
-    taking = threading.Lock()
-    failures: list[BaseException] = []
 
-    def worker() -> None:
+    def worker() -> Callable[[int], None]:
         buffer = byte_view(empty((BLOCK_BYTES,), np.dtype(np.uint8)))
-        try:
-            while not failures:
-                with taking:
-                    block = next(remaining, None)
-                if block is None:
-                    return
-                work(block, buffer)
-        except BaseException as error:
-            failures.append(error)
+        return lambda block: work(block, buffer)
 
-    if length_hint(blocks, 2) < 2:  # a thread would take longer than a block
-        worker()
-    else:
-        helper = threading.Thread(target=worker, name="weighlock-hash", daemon=True)
-        helper.start()
-        worker()
-        helper.join()
-    if failures:
-        raise failures[0]
+    # For one block a thread would take longer than the block.
+    in_turns(blocks, worker, 1 if length_hint(blocks, 2) < 2 else 2)
 
 
 class Digests:
