@@ -127,8 +127,7 @@ class WeightedSum:
         undecided = np.flatnonzero(np.not_equal(low, high, out=parted))
         for begin in range(0, undecided.size, _AGAIN_COLUMNS):
             columns = undecided[begin : begin + _AGAIN_COLUMNS]
-            first, last = int(columns[0]), int(columns[-1])
-            result[columns] = _sum_again(weights, bits[:, first : last + 1], columns - first)
+            result[columns] = _sum_again(weights, bits, columns)
         return True
 
 
@@ -149,16 +148,12 @@ def _off_by(rows: int, total: float) -> float:
 
 def _sum_again(weights: Array, bits: Array, columns: Array) -> Array:
     """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
-    # One by one they take several times as long as all of them in a row.
-    is_sparse = 4 * columns.size < bits.shape[1]
-    sums = np.zeros(columns.size if is_sparse else bits.shape[1])
-    value = np.empty(sums.size)
-    for weight, row in zip(weights, bits, strict=True):  # in this order, however many columns
-        value[...] = (row.take(columns) if is_sparse else row).view(DType.BF16.numpy)
-        value *= weight
-        sums += value
-    rounded = _half_even(_to_odd(sums).view(np.uint32))
-    return rounded if is_sparse else rounded[columns]
+    chosen = np.empty((len(bits), columns.size), np.uint16)
+    for row, numbers in zip(bits, chosen, strict=True):
+        row.take(columns, out=numbers, mode="clip")  # "raise" would copy once more
+    sums = np.empty(columns.size)
+    _sum(weights, chosen.view(DType.BF16.numpy), sums)
+    return _half_even(_to_odd(sums).view(np.uint32))
 
 
 def _to_odd(values: Array) -> Array:

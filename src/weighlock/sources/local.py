@@ -47,6 +47,16 @@ class Fingerprint:
             status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns
         )
 
+    def is_of(self, status: os.stat_result) -> bool:
+        """Whether a stat result shows the same."""
+        return (
+            self.inode == status.st_ino
+            and self.mtime_ns == status.st_mtime_ns
+            and self.ctime_ns == status.st_ctime_ns
+            and self.size == status.st_size
+            and self.device == status.st_dev
+        )
+
 
 class FileSource:
     """A regular file.
@@ -147,33 +157,19 @@ class FileSource:
                 for offset, buffer in parts:
                     _fill(fd, offset, buffer, self.path)
 
-    @contextlib.contextmanager
-    def descriptor(self) -> Iterator[int]:
+    def descriptor(self) -> contextlib.AbstractContextManager[int]:
         """A descriptor of the file; on leaving, the file must still be the one that was opened.
 
         Raises:
             SourceChanged: it is not.
         """
-        held = self._acquire()
-        fd = held if held >= 0 else _open(self.path)
-        try:
-            try:
-                yield fd
-            except ShortRead:
-                self._check(fd, held=held >= 0)  # a shrunken file is a changed one: say so
-                raise
-            self._check(fd, held=held >= 0)
-        finally:
-            if held >= 0:
-                self._release()
-            else:
-                os.close(fd)
+        return _Descriptor(self)
 
     def _check(self, fd: int, *, held: bool) -> None:
         now = os.fstat(fd)
-        found = Fingerprint.of(now)
-        if found == self.fingerprint:
+        if self.fingerprint.is_of(now):
             return
+        found = Fingerprint.of(now)
         if held and now.st_nlink == 0 and not os.path.lexists(self.path):
             # Unlinking moves ctime and nothing else; the inode still holds what was opened.
             before = self.fingerprint
@@ -207,6 +203,35 @@ class FileSource:
         if self._closed and use.readers <= 0 and self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
+
+
+class _Descriptor:
+    """The descriptor of a file for the time of one use.
+
+    A class, as a generator takes twice as long to enter and leave, and every read does.
+    """
+
+    __slots__ = ("_fd", "_held", "_source")
+
+    def __init__(self, source: FileSource) -> None:
+        self._source = source
+
+    def __enter__(self) -> int:
+        fd = self._source._acquire()
+        self._held = fd >= 0
+        self._fd = fd if self._held else _open(self._source.path)
+        return self._fd
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        try:
+            if kind is None or issubclass(kind, ShortRead):
+                # A shrunken file is a changed one: say so rather than that it is short.
+                self._source._check(self._fd, held=self._held)
+        finally:
+            if self._held:
+                self._source._release()
+            else:
+                os.close(self._fd)
 
 
 class _Use:
