@@ -68,14 +68,15 @@ def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
     # Who begins where another begins is the same tensor, as they lie apart.
-    lengths = {span.offset: span.length for span in map(_span, chosen.values()) if span.length}
+    spans = [_span(ref) for ref in chosen.values()]
+    lengths = {span.offset: span.length for span in spans if span.length}
     check_memory(sum(lengths.values()), limits)
     del lengths
     buffers: dict[int, Array] = {}
     targets: list[Target] = []
     refs: dict[str, TensorRef] = {}
-    for name, ref in chosen.items():
-        spec, span = ref.spec, _span(ref)
+    for (name, ref), span in zip(chosen.items(), spans, strict=True):
+        spec = ref.spec
         buffer = buffers.get(span.offset) if span.length else None
         is_new = buffer is None
         if spec.dtype.is_packed:

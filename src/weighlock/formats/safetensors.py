@@ -201,7 +201,7 @@ def _refs(
     label = source.label
     data_bytes = source.size - data_start
     refs: dict[str, TensorRef] = {}
-    extents: list[tuple[int, int, str]] = []
+    reached, is_in_order = 0, True
     for name, entry in entries.items():
         dtype = _DTYPES.get(entry.dtype)
         if dtype is None:
@@ -225,8 +225,11 @@ def _refs(
             refs[name] = StoredRef(spec, source, Span(data_start + begin, end - begin))
         except FormatError as error:
             raise type(error)(str(error), source=label) from error
-        extents.append((begin, end, name))
-    _check_tiling(extents, data_bytes, label)
+        is_in_order = is_in_order and begin == reached
+        reached = end
+    if not is_in_order or reached != data_bytes:
+        extents = [(*entry.data_offsets, name) for name, entry in entries.items()]  # type: ignore[misc]
+        _check_tiling(extents, data_bytes, label)
     return refs
 
 

@@ -3,12 +3,13 @@
 Knows specs and how to fill arrays from pieces; where pieces come from is each kind's own.
 """
 
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Hashable, Iterator
-from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 
 from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import (
@@ -32,7 +33,7 @@ PIECE_BYTES = 4 * 1024 * 1024
 """Default size of the buffer through which a ref is copied."""
 
 
-class TensorRef(ABC):
+class TensorRef:
     """A tensor that is known but not loaded.
 
     `load()` gives a numpy array, `torch()` a torch tensor, `ref[10:20]` reads those rows only.
@@ -222,9 +223,11 @@ def _as_target(spec: TensorSpec, out: object) -> Array:
     return array
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class ArrayRef(TensorRef):
-    """A tensor in memory. `load()` returns the array itself, not a copy."""
+class ArrayRef(TensorRef, msgspec.Struct, frozen=True, eq=False, gc=False):
+    """A tensor in memory. `load()` returns the array itself, not a copy.
+
+    A struct, as specs are: there may be a million, and no array refers to a ref.
+    """
 
     spec: TensorSpec
     array: Array

@@ -5,10 +5,11 @@ Knows spans and layouts, and how to gather an array from them with few reads. Wh
 """
 
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
 from typing import Any, Protocol, runtime_checkable
 
+import msgspec
 import numpy as np
+from msgspec.structs import replace
 from numpy.lib.stride_tricks import as_strided
 
 from weighlock.errors import LayoutError
@@ -44,9 +45,11 @@ class ReadsMany(Protocol):
         """Fill each buffer from its offset, or raise."""
 
 
-@dataclass(frozen=True, slots=True, eq=False, repr=False)
-class StoredRef(TensorRef):
+class StoredRef(TensorRef, msgspec.Struct, frozen=True, eq=False):
     """A tensor in a source: a file, bytes in memory, or something remote.
+
+    A struct, as specs are; one the garbage collector knows, as a source may hold a catalog of its
+    own refs.
 
     Raises:
         LayoutError: the layout reaches outside the span.
