@@ -233,3 +233,22 @@ with measured():
     list(catalog.values())
 """
     assert max(added_by(script, directory)) <= 64 * MB
+
+
+@pytest.mark.parametrize("mib", [4, 5, 6, 7.9, 33])
+def test_tensors_that_are_loaded_take_their_own_size(directory, mib):
+    """Whatever is reserved so that they begin on huge pages is never touched."""
+    each, count = int(mib * 1024 * 1024), int(200 // mib)
+    (added,) = added_by(
+        f"""
+path = f"{{directory}}/model.safetensors"
+arrays = {{f"t{{n}}": np.ones({each}, np.uint8) for n in range({count})}}
+weighlock.save(path, arrays, durable=False)
+del arrays
+catalog = weighlock.open(path)
+with measured():
+    arrays = catalog.load()
+""",
+        directory,
+    )
+    assert added < each * count * 1.05 + 8 * MB

@@ -9,7 +9,14 @@ import torch
 from unit_samples import WHOLE_BYTES, same_bits, sample
 
 from weighlock.errors import UnsupportedDType
-from weighlock.tensors.arrays import SlicedArray, array_pieces, byte_view, pack_f4, unpack_f4
+from weighlock.tensors.arrays import (
+    SlicedArray,
+    array_pieces,
+    byte_view,
+    empty,
+    pack_f4,
+    unpack_f4,
+)
 from weighlock.tensors.dtypes import DType
 
 
@@ -178,3 +185,20 @@ def test_a_read_only_slice_becomes_a_tensor_of_its_own(sliced):
 
 def test_a_slice_can_be_pickled(sliced):
     assert same_bits(pickle.loads(pickle.dumps(sliced)), sliced)
+
+
+MIB = 1024 * 1024
+
+
+@pytest.mark.parametrize("shape", [(4 * MIB,), (2048, 4096), (33 * MIB,), (1, 64, MIB)])
+def test_a_large_array_begins_on_a_huge_page(shape):
+    array = empty(shape, np.dtype(np.uint8))
+    assert array.ctypes.data % (2 * MIB) == 0
+    assert array.shape == shape
+    assert array.flags.c_contiguous
+    assert array.flags.writeable
+
+
+@pytest.mark.parametrize("nbytes", [0, 1, 4 * MIB - 1, 4 * MIB + 1, 5 * MIB])
+def test_an_array_that_would_waste_a_huge_page_is_numpys_own(nbytes):
+    assert empty((nbytes,), np.dtype(np.uint8)).flags.owndata
