@@ -12,7 +12,7 @@ import re
 import socket
 import ssl
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Annotated, Literal
@@ -123,7 +123,7 @@ class Connection:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is none.
         """
         sent = self._begin(address, headers)
-        with _translated(self._label, "first_byte"):
+        with _Translated(self._label, "first_byte"):
             try:
                 self._http.request(method, address.target, body, sent)
                 reply = self._reply = self._http.getresponse()
@@ -146,7 +146,7 @@ class Connection:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is no reply.
         """
         sent = self._begin(address, headers)
-        with _translated(self._label, "first_byte"):
+        with _Translated(self._label, "first_byte"):
             try:
                 self._http.putrequest("PUT", address.target, skip_accept_encoding=True)
                 for name, text in {**sent, "Content-Length": str(length)}.items():
@@ -167,7 +167,7 @@ class Connection:
         """Connect if need be; returns the headers to send."""
         self._label = shown(address.url)
         if self._http.sock is None:
-            with _translated(self._label, "connect"):
+            with _Translated(self._label, "connect"):
                 self._http.connect()
                 sock: socket.socket = self._http.sock  # type: ignore[assignment]
                 self._sock = sock
@@ -189,7 +189,7 @@ class Connection:
         """
         done = 0
         while done < len(buffer):
-            with _translated(self._label, "idle"):
+            with _Translated(self._label, "idle"):
                 got = reply.readinto(buffer[done:])
             if not got:
                 self.close()
@@ -216,7 +216,7 @@ class Connection:
 
     def read_small(self, reply: http.client.HTTPResponse) -> bytes:
         """A short body; more than 64 KiB of it is not read, and the connection ended."""
-        with _translated(self._label, "idle"):
+        with _Translated(self._label, "idle"):
             body = reply.read(_BODY_BYTES)
         if not reply.isclosed():
             self.close()
@@ -226,7 +226,7 @@ class Connection:
         """The reply must be over: anything more belongs to nothing that was asked for."""
         if reply.isclosed():
             return
-        with _translated(self._label, "idle"):
+        with _Translated(self._label, "idle"):
             more = reply.read(1)
         if more:
             self.close()
@@ -247,36 +247,50 @@ class Connection:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-@contextlib.contextmanager
-def _translated(label: str, phase: str) -> Iterator[None]:
-    """What sockets, TLS and http.client raise, as errors of our tree."""
-    try:
-        yield
-    except WeighlockError:
-        raise
-    except (TimeoutError, BlockingIOError) as error:
-        raise TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase) from error
-    except ssl.SSLCertVerificationError as error:
-        raise Refused(
-            f"{label}: its certificate is not trusted: {error.verify_message}; pass its CA: "
-            "--ca ca.pem, or access=Access(origins={'host:port': Credential(ca='ca.pem')})"
-        ) from error
-    except ssl.SSLError as error:
-        if "_ALERT_" in str(error.reason):
-            raise Refused(f"{label}: refused the TLS connection: {error.reason}") from error
-        if phase == "connect":
+_THEIRS = (OSError, ValueError, http.client.HTTPException)
+
+
+class _Translated:
+    """Makes what sockets, TLS and http.client raise errors of our tree. Entered for every block."""
+
+    __slots__ = ("_label", "_phase")
+
+    def __init__(self, label: str, phase: str) -> None:
+        self._label = label
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, _THEIRS) and not isinstance(error, WeighlockError):
+            raise _ours(error, self._label, self._phase) from error
+
+
+def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
+    match error:
+        case TimeoutError() | BlockingIOError():
+            return TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase)
+        case ssl.SSLCertVerificationError():
+            return Refused(
+                f"{label}: its certificate is not trusted: {error.verify_message}; pass its CA: "
+                "--ca ca.pem, or access=Access(origins={'host:port': Credential(ca='ca.pem')})"
+            )
+        case ssl.SSLError() if "_ALERT_" in str(error.reason):
+            return Refused(f"{label}: refused the TLS connection: {error.reason}")
+        case ssl.SSLError() if phase == "connect":
             what = "speaks no TLS" if "WRONG_VERSION" in str(error) else "TLS failed"
-            raise Refused(f"{label}: {what}: {error.reason or error}") from error
-        raise PeerLost(f"{label}: TLS broke off: {error.reason or error}") from error
-    except (http.client.RemoteDisconnected, http.client.IncompleteRead) as error:
-        raise PeerLost(f"{label}: the connection was closed without a reply") from error
-    except http.client.HTTPException as error:
-        what = f"{type(error).__name__}: {str(error)[:100]!r}"
-        raise RemoteProtocolError(f"{label}: does not speak HTTP ({what})") from error
-    except ValueError as error:
-        raise RemoteProtocolError(f"{label}: its reply makes no sense: {error}") from error
-    except OSError as error:
-        raise PeerLost(f"{label}: {error.strerror or error}") from error
+            return Refused(f"{label}: {what}: {error.reason or error}")
+        case ssl.SSLError():
+            return PeerLost(f"{label}: TLS broke off: {error.reason or error}")
+        case http.client.RemoteDisconnected() | http.client.IncompleteRead():
+            return PeerLost(f"{label}: the connection was closed without a reply")
+        case http.client.HTTPException():
+            what = f"{type(error).__name__}: {str(error)[:100]!r}"
+            return RemoteProtocolError(f"{label}: does not speak HTTP ({what})")
+        case ValueError():
+            return RemoteProtocolError(f"{label}: its reply makes no sense: {error}")
+    return PeerLost(f"{label}: {getattr(error, 'strerror', None) or error}")
 
 
 def raise_for_status(reply: http.client.HTTPResponse, connection: Connection, label: str) -> None:

@@ -75,14 +75,16 @@ class _Reader:
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer; it stays short at the end of the connection."""
-        done = min(len(self._held), len(buffer))
-        if done:
-            buffer[:done] = self._take(done)
+        held = self._take(len(buffer))
+        done = len(held)
         while done < len(buffer):
             got = self._receive(buffer[done:], socket.MSG_WAITALL)
             if not got:
                 break
             done += got
+        # Last: the first touch of a new huge page takes as long as receiving a quarter of it, and
+        # here other threads would wait for the interpreter meanwhile.
+        buffer[: len(held)] = held
         return done
 
     def flush(self) -> None:

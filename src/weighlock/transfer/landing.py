@@ -86,7 +86,7 @@ class MemoryLanding:
             (
                 begin,
                 end,
-                byte_view(self._buffers[number][begin - starts[number] : end - starts[number]]),
+                self._buffers[number][begin - starts[number] : end - starts[number]].data,
             )
             for number, begin, end in self._spans.in_block(block)
         ]
