@@ -10,6 +10,7 @@ from unit_samples import Memory, same_bits, sample
 
 import weighlock
 from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef, as_ref
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef
@@ -162,3 +163,18 @@ def test_casts_of_a_file_are_saved_and_tied(tmp_path):
         assert list(catalog) == ["a", "b"]
         assert catalog.nbytes == 12
         assert same_bits(catalog["b"].load(), array.astype(np.float16))
+
+
+EIGHT_BITS = ["F8_E4M3", "F8_E5M2", "F8_E8M0", "F8_E4M3FNUZ", "F8_E5M2FNUZ"]
+
+
+@pytest.mark.parametrize("stored", EIGHT_BITS)
+@pytest.mark.parametrize("wanted", EIGHT_BITS)
+def test_every_float_of_eight_bits_becomes_every_other(stored, wanted):
+    """Of which ml_dtypes itself knows not every pair."""
+    array = np.array([1, 2, 4, 0.5], np.float32).astype(DType(stored).numpy)
+    ref = CastRef.of(as_ref("a", array), DType(wanted))
+    assert ref.load().astype(np.float32).tolist() == [1, 2, 4, 0.5]
+    target = np.zeros(4, DType(wanted).numpy)
+    Catalog({"a": as_ref("a", array)}).load_into({"a": target}, cast=True)
+    assert target.astype(np.float32).tolist() == [1, 2, 4, 0.5]

@@ -472,3 +472,14 @@ def test_a_dtype_that_cannot_be_announced_is_refused_by_name(path):
     with pytest.raises(UnsupportedDType, match="tensor 'a': dtype 'F99'"):
         weighlock.save(path, {}, specs=[("a", "F99", (2,))])
     assert not path.exists()
+
+
+def test_a_last_tensor_larger_than_a_shard_is_followed_by_no_empty_one(tmp_path):
+    arrays = {"a": np.zeros(4, np.float32), "b": np.zeros(100, np.float32)}
+    for name, tensors in (("mapped", arrays), ("streamed", iter(arrays.items()))):
+        weighlock.save(tmp_path / name, tensors, durable=False, max_shard_bytes=40)
+        shards = [path.name for path in (tmp_path / name).glob("*.safetensors")]
+        assert sorted(shards) == [
+            "model-00001-of-00002.safetensors",
+            "model-00002-of-00002.safetensors",
+        ]

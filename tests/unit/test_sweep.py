@@ -254,3 +254,56 @@ def test_a_spool_swept_while_it_is_made_is_made_again(tmp_path, step, times):
         assert os.listdir(tmp_path) == [os.path.basename(spool.path)]
         assert weighlock.sweep(tmp_path).removed == ()
     assert os.listdir(tmp_path) == []
+
+
+@pytest.mark.parametrize("kind", ["shards", "file"])
+def test_what_is_being_written_is_left_alone_by_who_cannot_see_its_process(
+    tmp_path, kind, monkeypatch
+):
+    """In another container the same machine shows other processes."""
+    arrays = {f"t{n}": np.zeros(100, np.float32) for n in range(3)}
+    reports = []
+
+    def swept():
+        for name, array in arrays.items():
+            yield name, array
+            with monkeypatch.context() as elsewhere:
+                elsewhere.setattr("weighlock.disk.sweep.start_time", lambda pid: "0")
+                reports.append(weighlock.sweep(tmp_path, parts=True))
+
+    if kind == "shards":
+        weighlock.save(tmp_path / "out", swept(), durable=False, max_shard_bytes=500)
+    else:
+        with weighlock.Writer(tmp_path / "out", durable=False, disk=NoUnnamed()) as writer:
+            for name, array in swept():
+                writer.write(name, array)
+    assert all(report.removed == () for report in reports)
+    assert any(report.kept for report in reports)
+    assert list(weighlock.open(tmp_path / "out")) == list(arrays)
+
+
+class NoUnnamed(PosixDisk):
+    """A file system without files that have no name."""
+
+    def create_unnamed(self, directory):
+        return None
+
+
+class GoneMeanwhile(PosixDisk):
+    """A disk on which whoever left something behind comes back for it."""
+
+    def __init__(self, path):
+        self.path = path
+
+    def names(self, directory):
+        found = super().names(directory)
+        if os.path.exists(self.path):
+            os.unlink(self.path)
+        return found
+
+
+def test_a_part_that_is_gone_when_it_is_looked_at_is_nobodys_concern(tmp_path):
+    path = tmp_path / temporary_name("model.safetensors", Owner(2**22 + 1, "1", "0"))
+    path.write_bytes(b"x")
+    report = weighlock.sweep(tmp_path, parts=True, disk=GoneMeanwhile(path))
+    assert (report.removed, report.kept) == ((), ())

@@ -1,10 +1,10 @@
 """`weighlock info`: what a model is made of, in totals."""
 
+import json
 from collections import Counter
 from collections.abc import Mapping
 
 import click
-import msgspec
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
@@ -110,7 +110,7 @@ def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:
     if extras:
         click.echo("\nextras")
         for key, content in extras.items():
-            shown = content if isinstance(content, str) else msgspec.json.encode(content).decode()
+            shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             click.echo(f"  {escaped(key)} : {_cut(escaped(shown))}")
 
 

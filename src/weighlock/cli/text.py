@@ -86,11 +86,18 @@ def as_json_value(value: object, depth: int = 12) -> Any:
     if isinstance(value, Mapping):
         if depth == 0:
             return "…"
-        return {str(key): as_json_value(item, depth - 1) for key, item in value.items()}
+        return {_text(key): as_json_value(item, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [as_json_value(item, depth - 1) for item in value[:1000]] if depth else "…"
     if isinstance(value, (str, bool, float, type(None))):
         return value
-    if isinstance(value, int):
-        return value if -(2**63) <= value < 2**63 else str(value)
-    return f"<{len(value)} bytes>" if isinstance(value, bytes) else str(value)
+    if isinstance(value, int) and -(2**63) <= value < 2**63:
+        return value
+    return f"<{len(value)} bytes>" if isinstance(value, bytes) else _text(value)
+
+
+def _text(value: object) -> str:
+    try:
+        return str(value)
+    except ValueError:  # Python writes no integers of more than 4,300 digits
+        return f"<{type(value).__name__}, too long to be written>"

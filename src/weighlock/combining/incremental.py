@@ -161,7 +161,9 @@ class Mean(Lifetime):
                     how = WeightedSum((ref.dtype,), (1.0,), dtype, finite=False)
                 return Part(TensorSpec(shared.name, dtype, ref.shape), shared.refs, (0,), how)
 
-            asked: Options = {"metadata": ledger.metadata, **self._options, **options}
+            asked: Options = {**self._options, **options}
+            if asked.get("metadata") is None:
+                asked["metadata"] = ledger.metadata
             tell = asked.pop("report", None)
             reports: list[Report] = []
             given: Given = [(_ACCUMULATOR, before, 1.0)]
@@ -269,7 +271,7 @@ class Mean(Lifetime):
         """In what the mean so far of such a tensor is kept."""
         if dtype.is_complex:
             return dtype
-        if not is_averaged(dtype) and (self._integers != "round" or dtype.is_packed):
-            return dtype
-        is_short = is_averaged(dtype) and unit_dtype(dtype).bits <= 16
+        if not is_averaged(dtype):
+            return DType.F64 if self._integers == "round" and not dtype.is_packed else dtype
+        is_short = unit_dtype(dtype).bits <= 16
         return DType.F32 if self._single or (is_short and not self._double) else DType.F64

@@ -6,11 +6,11 @@ from typing import Literal, TypeAlias
 import numpy as np
 
 from weighlock.combining.desk import Desk, Fault
-from weighlock.combining.rounding import unit_bytes, unit_dtype
+from weighlock.combining.rounding import as_numbers, unit_bytes, unit_dtype
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["Agreed", "IntegerPolicy", "IntegerSum", "rounded_to"]
+__all__ = ["Agreed", "IntegerPolicy", "IntegerSum", "nearest", "rounded_to"]
 
 IntegerPolicy: TypeAlias = Literal["equal", "first", "max", "round"]
 
@@ -35,6 +35,8 @@ class Agreed:
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
         nbytes = units * unit_bytes(self.dtype)
         found = rows[:, :nbytes]
+        if self.dtype is DType.BOOL:
+            found = as_numbers(found, self.dtype).view(np.uint8)
         out[:nbytes] = found[0]
         if self.policy == "first":
             return
@@ -59,14 +61,17 @@ class Agreed:
     def _rounded(self, values: Array) -> Array:
         """The first plus the mean of what the others differ by: exact for neighbours of 2**60."""
         if values.dtype.itemsize < 8:
-            return rounded_to(np.array(self.weights) @ values.astype(np.float64), values.dtype)
+            # Row by row: a product of matrices adds a lone column in another order.
+            mean = np.zeros(values.shape[1])
+            for weight, row in zip(self.weights, values, strict=True):
+                mean += weight * row.astype(np.float64)
+            return rounded_to(mean, values.dtype)
         first, apart = values[0], np.zeros(values.shape[1])
         for weight, row in zip(self.weights, values, strict=True):
             differs = (row - first).view(np.int64)
             _check_not_around(differs, row.astype(np.float64) - first.astype(np.float64))
             apart += weight * differs
-        found: Array = first + np.rint(apart).astype(np.int64).view(first.dtype)
-        return found
+        return nearest(first, apart, np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +85,7 @@ class IntegerSum:
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
         target = out[: units * unit_bytes(self.dtype)].view(unit_dtype(self.dtype).numpy)
         parts = [
-            rows[number, : units * unit_bytes(dtype)].view(unit_dtype(dtype).numpy)
+            as_numbers(rows[number, : units * unit_bytes(dtype)], dtype)
             for number, dtype in enumerate(self.dtypes)
         ]
         estimate = np.zeros(units)
@@ -93,6 +98,7 @@ class IntegerSum:
             else:
                 exact += np.rint(factor * part.astype(np.float64)).astype(np.int64).view(np.uint64)
         if target.dtype.itemsize < 8:
+            _check_not_around(exact.view(np.int64), estimate)
             target[...] = rounded_to(np.rint(exact.view(np.int64).astype(np.float64)), target.dtype)
         else:
             found = exact.view(target.dtype)
@@ -100,11 +106,22 @@ class IntegerSum:
             target[...] = found
 
 
+def nearest(base: Array, apart: Array, kind: type) -> Array:
+    """The integers nearest to base + apart, ties to even; what is apart is whole as `kind`."""
+    below = np.floor(apart)
+    rest = apart - below
+    found: Array = base + below.astype(kind).view(base.dtype)
+    one = np.ones((), base.dtype)
+    found += (rest > 0.5) | ((rest == 0.5) & ((found & one) == one))
+    return found
+
+
 def rounded_to(values: Array, dtype: "np.dtype[np.generic]") -> Array:
     """Floats as the nearest integers, or bools; what does not fit is refused."""
     whole = np.rint(values)
     low, high = (0, 1) if dtype.kind == "b" else (np.iinfo(dtype).min, np.iinfo(dtype).max)  # type: ignore[type-var]
-    wrong = np.flatnonzero(~((whole >= low) & (whole <= high)))
+    # Below the next: the largest of 64 bits is none of the floats, and is rounded to the next.
+    wrong = np.flatnonzero(~((whole >= low) & (whole < float(high + 1))))
     if wrong.size:
         raise Fault(f"becomes {whole[wrong[0]]:.0f}, beyond {dtype}", unit=int(wrong[0]))
     return whole.astype(dtype)

@@ -50,6 +50,7 @@ def difference(
     Raises:
         CombineError: shapes, names or numbers are refused; and as `mean` raises.
     """
+    _check_both_are_needed(options)
     wanted = None if dtype is None else DType.of(dtype)
 
     def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part | None:
@@ -90,6 +91,7 @@ def apply(
     Raises:
         CombineError: shapes, names or numbers are refused; and as `mean` raises.
     """
+    _check_both_are_needed(options)
     if not math.isfinite(scale):
         raise CombineError(f"scale={scale}: a step has a finite length")
 
@@ -104,6 +106,11 @@ def apply(
 
     given: Given = [(_named("base", base), base, 1.0), (_named("delta", delta), delta, 1.0)]
     return Combination.asked(out, options, same_dtype=False).of(given, part_of)
+
+
+def _check_both_are_needed(options: Options) -> None:
+    if options.get("on_lost") == "exclude":
+        raise CombineError('on_lost="exclude": of two models neither can be left out')
 
 
 def _step(
@@ -203,7 +210,8 @@ def _trimmed(
     def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
         count, dtype = len(shared.refs), shared.refs[0].dtype
         # Products such as 0.1 * 10 must not fall below the whole number they are meant to be.
-        cut = (count - 1) // 2 if share is None else math.floor(share * count + 1e-9)
+        most = (count - 1) // 2
+        cut = most if share is None else min(most, math.floor(share * count + 1e-9))
         if dtype.is_complex:
             raise CombineError(
                 f"tensor {shared.name!r} is {dtype}: complex numbers have no order",

@@ -5,6 +5,7 @@ same rename.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
@@ -46,10 +47,15 @@ class Ledger:
         """The ledger with one more contribution.
 
         Raises:
-            CombineError: it was counted already.
+            CombineError: it was counted already, or weighs too much together with the others.
         """
         if name in self.weights:
             raise CombineError(f"{name}: was counted already", contributor=name)
+        before = sum(self.weights.values())
+        if not math.isfinite(before + weight):
+            raise CombineError(
+                f"{name}: weighs {weight:g}, too much to be added to {before:g}", contributor=name
+            )
         lacking = {tensor: list(who) for tensor, who in self.lacking.items()}
         for tensor in self.dtypes:
             if tensor not in dtypes:

@@ -11,11 +11,13 @@ from weighlock.disk.spool import Spool
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.writer import Writer
 from weighlock.limits import Limits
+from weighlock.sources.local import BytesSource
 from weighlock.tensors.arrays import Array, byte_view, empty, unpack_f4
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.ref import ArrayRef, loaded_shape
-from weighlock.tensors.spec import TensorSpec
+from weighlock.tensors.ref import ArrayRef, TensorRef, loaded_shape
+from weighlock.tensors.spec import Span, TensorSpec
+from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
     import os
@@ -142,10 +144,14 @@ class _Memory:
             byte_view(array)[start : start + len(data)] = data
 
     def finish(self) -> Catalog:
-        return Catalog(
-            {name: ArrayRef.of(name, array) for name, array in self._arrays.items()},
-            self._metadata,
-        )
+        refs = {spec.name: _in_memory(spec, self._arrays[spec.name]) for spec in self._specs}
+        return Catalog(refs, self._metadata)
 
     def discard(self) -> None:
         self._arrays.clear()
+
+
+def _in_memory(spec: TensorSpec, array: Array) -> TensorRef:
+    if spec.dtype.is_packed and spec.dtype is not DType.F4:  # bytes, of which numpy has no type
+        return StoredRef(spec, BytesSource(byte_view(array)), Span(0, spec.nbytes))
+    return ArrayRef(spec, array)

@@ -11,9 +11,11 @@ from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import TensorSpec
 
 __all__ = [
+    "as_numbers",
     "is_averaged",
     "narrow",
     "numbers_per_unit",
+    "to_odd",
     "unit_bytes",
     "unit_dtype",
     "units_of",
@@ -53,6 +55,11 @@ def numbers_per_unit(dtype: DType) -> int:
     return 2 if dtype is DType.F4 else 1
 
 
+def as_numbers(raw: Array, dtype: DType) -> Array:
+    """A file's bytes as numpy's numbers. Whatever byte is not 0 is true."""
+    return raw != 0 if dtype is DType.BOOL else raw.view(unit_dtype(dtype).numpy)
+
+
 def widen(raw: Array, dtype: DType, out: Array) -> None:
     """The numbers in a file's bytes, as floats: exact in float64, except for 64-bit integers.
 
@@ -69,7 +76,7 @@ def widen(raw: Array, dtype: DType, out: Array) -> None:
         unpack_f4(raw, codes)
         np.copyto(out, codes.view(kind.numpy), casting="unsafe")
     else:
-        np.copyto(out, raw.view(kind.numpy), casting="unsafe")
+        np.copyto(out, as_numbers(raw, dtype), casting="unsafe")
 
 
 def narrow(values: Array, dtype: DType, out: Array) -> None:
@@ -82,12 +89,27 @@ def narrow(values: Array, dtype: DType, out: Array) -> None:
     """
     kind = unit_dtype(dtype)
     with np.errstate(over="ignore", invalid="ignore", under="ignore"):
+        if kind.bits <= 8 and values.dtype == np.float64:
+            values = to_odd(values)  # ml_dtypes would round to float32 first, and then once more
         if kind is DType.BF16:
             out.view(np.uint16)[...] = _bf16_bits(values)
         elif kind is DType.F4:
             out[...] = pack_f4(values.astype(kind.numpy).view(np.uint8))
         else:
             np.copyto(out.view(kind.numpy), values, casting="unsafe")
+
+
+def to_odd(values: Array) -> Array:
+    """Finite float64 as float32, cut off, with the last bit set where something was.
+
+    Rounded once more, to fewer bits, it gives what rounding the float64 would.
+    """
+    single = values.astype(np.float32)
+    exact, rounded = np.abs(values), np.abs(single)
+    bits = single.view(np.uint32)
+    bits -= rounded > exact
+    bits |= rounded != exact
+    return single
 
 
 def _bf16_as_float32(bits: Array) -> Array:

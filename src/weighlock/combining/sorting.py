@@ -8,13 +8,17 @@ from dataclasses import dataclass
 import numpy as np
 
 from weighlock.combining.desk import Desk, Fault
-from weighlock.combining.integers import rounded_to
+from weighlock.combining.integers import nearest, rounded_to
 from weighlock.combining.rounding import narrow, numbers_per_unit, unit_bytes, unit_dtype
 from weighlock.combining.sums import step_units, widened
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
 __all__ = ["TrimmedMean"]
+
+
+_LARGEST = np.nextafter(2.0**64, 0.0)
+"""The largest float that 64 bits can hold."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,23 +38,38 @@ class TrimmedMean:
         step = step_units(len(self.dtypes))
         for begin in range(0, units, step):
             count = min(step, units - begin)
+            target = out[begin * width : (begin + count) * width]
+            if dtype in (DType.I64, DType.U64):
+                self._of_long_integers(rows[:, begin * width : (begin + count) * width], target)
+                continue
             values = widened(rows, self.dtypes, begin, count, np.float64, desk)
             if self.finite:
                 self._check(values, begin, per)
             values.sort(axis=0)  # NaN last
             left = values[self.cut : len(values) - self.cut]
             with np.errstate(all="ignore"):
-                means = left.sum(axis=0)
+                means = _added(left)
                 means /= len(left)
                 if np.isinf(means).any() and np.isfinite(left).all():  # it is the sum that was
-                    means = np.clip((left / len(left)).sum(axis=0), left[0], left[-1])
+                    means = np.clip(_added(left / len(left)), left[0], left[-1])
             means[np.isnan(values[-1])] = np.nan
-            target = out[begin * width : (begin + count) * width]
             if dtype.is_float:
                 narrow(means, dtype, target)
             else:
                 kind = unit_dtype(dtype).numpy
                 target.view(kind)[...] = rounded_to(means, kind)
+
+    def _of_long_integers(self, rows: Array, out: Array) -> None:
+        """The smallest that is left plus the mean of what the others are above it.
+
+        That is exact where they agree, or nearly; as floats they would not even be themselves.
+        """
+        values = np.sort(rows.view(self.dtypes[0].numpy), axis=0)
+        left = values[self.cut : len(values) - self.cut]
+        above = (left - left[0]).view(np.uint64)
+        mean = np.minimum(_added(above.astype(np.float64)) / len(left), _LARGEST)
+        found = nearest(left[0], mean, np.uint64)
+        out.view(left.dtype)[...] = np.clip(found, left[0], left[-1])
 
     def _check(self, values: Array, first: int, per: int) -> None:
         fine = np.isfinite(values)
@@ -58,3 +77,11 @@ class TrimmedMean:
             row, place = (int(found[0]) for found in np.nonzero(~fine))
             what = "NaN" if np.isnan(values[row, place]) else "Inf"
             raise Fault(f"holds {what}", row=row, unit=first + place // per)
+
+
+def _added(rows: Array) -> Array:
+    """The sum of the rows, one after another: numpy would add a lone column in another order."""
+    total: Array = rows[0].copy()
+    for row in rows[1:]:
+        total += row
+    return total

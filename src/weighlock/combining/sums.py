@@ -16,6 +16,7 @@ from weighlock.combining.rounding import (
     is_averaged,
     narrow,
     numbers_per_unit,
+    to_odd,
     unit_bytes,
     unit_dtype,
     widen,
@@ -31,11 +32,14 @@ _STEP_NUMBERS = 256 * 1024
 _ONE, _SIXTEEN = np.uint32(1), np.uint32(16)
 _BELOW_TIE, _TIE = np.uint32(0x7FFF), np.uint32(0x8000)
 
+_EXACT = 2**53
+"""Integers up to here are floats."""
+
 _AGAIN_COLUMNS = 32 * 1024
 """Sums that are made again at once; in float64 they take six times the memory of the block."""
 
-_LARGEST = 3e38
-"""Sums that may be above could overflow float32."""
+_LEAST, _LARGEST = 2.0**-126, 3e38
+"""Weights below are rounded coarsely in float32; weights or sums above could overflow it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,6 +64,7 @@ class WeightedSum:
         is_bf16 = {self.dtype, *self.dtypes} == {DType.BF16} and not self.single
         if is_bf16 and self._bf16(rows[:, : 2 * units], out[: 2 * units], desk):
             return
+        self._check_exact(rows, units)
         kind = np.float32 if self.single else np.float64
         weights = np.array(self.weights, kind)
         per, width = numbers_per_unit(self.dtype), unit_bytes(self.dtype)
@@ -90,10 +95,23 @@ class WeightedSum:
         if wrong.size:
             raise Fault("overflows", unit=first + int(wrong[0]))
 
+    def _check_exact(self, rows: Array, units: int) -> None:
+        """Refuse integers that no float is: not even equal ones would stay what they are."""
+        for row, dtype in enumerate(self.dtypes):
+            if dtype in (DType.I64, DType.U64):
+                values = rows[row, : 8 * units].view(dtype.numpy)
+                beyond = values > _EXACT
+                if dtype is DType.I64:
+                    beyond |= values < -_EXACT
+                wrong = np.flatnonzero(beyond)
+                if wrong.size:
+                    what = f"holds {values[wrong[0]]}, beyond 2**53: floats are not exact there"
+                    raise Fault(what, row=row, unit=int(wrong[0]))
+
     @property
     def _is_plain(self) -> bool:
         """Whether numpy can sum the rows as they are."""
-        return len(set(self.dtypes)) == 1 and self.dtypes[0] is not DType.F4
+        return len(set(self.dtypes)) == 1 and self.dtypes[0] not in (DType.F4, DType.BOOL)
 
     def _values(self, rows: Array, first: int, count: int, kind: type, desk: Desk) -> Array:
         if not self._is_plain:
@@ -108,6 +126,9 @@ class WeightedSum:
         if not bits.size:
             return True
         weights = np.array(self.weights)
+        sizes = np.abs(weights[weights != 0])
+        if sizes.size and not (sizes.min() >= _LEAST and sizes.max() <= _LARGEST):
+            return False
         total = _largest_sum(weights, bits)
         if not total < _LARGEST:
             return False
@@ -153,20 +174,7 @@ def _sum_again(weights: Array, bits: Array, columns: Array) -> Array:
         row.take(columns, out=numbers, mode="clip")  # "raise" would copy once more
     sums = np.empty(columns.size)
     _sum(weights, chosen.view(DType.BF16.numpy), sums)
-    return _half_even(_to_odd(sums).view(np.uint32))
-
-
-def _to_odd(values: Array) -> Array:
-    """Finite float64 as float32, cut off, with the last bit set where something was.
-
-    Rounded once more, to fewer bits, it gives what rounding the float64 would.
-    """
-    single = values.astype(np.float32)
-    exact, rounded = np.abs(values), np.abs(single)
-    bits = single.view(np.uint32)
-    bits -= rounded > exact
-    bits |= rounded != exact
-    return single
+    return _half_even(to_odd(sums).view(np.uint32))
 
 
 def _half_even(bits: Array) -> Array:

@@ -168,6 +168,11 @@ class AtomicFile(Lifetime):
                 done += got
         return True
 
+    @property
+    def size(self) -> int:
+        """The length of what was written."""
+        return os.fstat(self._fd).st_size
+
     def allocated_bytes(self) -> int:
         """Bytes the file already takes on the disk."""
         return os.fstat(self._fd).st_blocks * 512
@@ -302,6 +307,7 @@ class AtomicFile(Lifetime):
         self._temporary = temporary_name(self._place.name)
         self._watch_signals()
         self._fd = self._disk.create(self._place.directory, self._temporary)
+        self._disk.lock(self._fd)  # alive, also for who cannot see this process
 
     def _watch_signals(self) -> None:
         """From now on there is a name to remove if the process is told to end."""

@@ -48,6 +48,7 @@ class AtomicDirectory(Lifetime):
                 self._staging = temporary_name(self._place.name)
                 self._disk.make_directory(self._place.directory, self._staging)
                 self._inside = self._disk.open_directory(self.path_of(""))
+                self._disk.lock(self._inside)  # alive, also for who cannot see this process
         except BaseException:
             self.discard()
             raise

@@ -160,13 +160,17 @@ class _Sweeper:
                 self._deal(name, inside, nbytes, state, reason, holds_owner=OWNER_NAME in names)
 
     def part(self, name: str, owner: Owner) -> None:
-        status = os.stat(name, dir_fd=self._root, follow_symlinks=False)
+        try:
+            status = os.stat(name, dir_fd=self._root, follow_symlinks=False)
+        except FileNotFoundError:
+            return  # its owner was faster
         if stat.S_ISDIR(status.st_mode):
             inside = self._open(name)
             if inside is not None:
                 with _closing(self._disk, inside):
                     nbytes = _bytes_in(inside, self._disk.names(inside))
-                    self._deal(name, inside, nbytes, *self._judge(owner, False, False))
+                    is_locked = not self._disk.lock(inside)
+                    self._deal(name, inside, nbytes, *self._judge(owner, is_locked, False))
             return
         if not stat.S_ISREG(status.st_mode) or status.st_uid != os.geteuid():
             self._keep(name, 0, "unsure", "it is no file of this user")

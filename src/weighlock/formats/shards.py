@@ -131,7 +131,7 @@ class StreamedShards(Lifetime):
             if self._writer is not None:
                 self._writer.discard()
             return
-        self._current(0).finish()
+        (self._writer or self._current(0)).finish()
         # How many there are is known only now, and every name says it.
         for number in range(1, self._count + 1):
             self._directory.rename(_provisional(number), shard_name(number, self._count))

@@ -169,8 +169,8 @@ class Writer(Lifetime):
         try:
             self._file.write(offset + start, data)
         except BaseException:
+            # Not discarded here: other threads, still writing, would say that instead of this.
             self._broken = True
-            self.discard()
             raise
         with self._lock:
             left = self._parts[spec.name][1] - len(data)

@@ -120,13 +120,15 @@ class CastRef(TensorRef):
             whole = np.frombuffer(piece, np.uint8).view(self.original.dtype.numpy)
             step = max(1, max_bytes // max(self.original.dtype.alignment, self.dtype.alignment))
             for first in range(0, whole.size, step):
-                yield byte_view(_cast(whole[first : first + step], self.dtype))
+                yield byte_view(cast(whole[first : first + step], self.dtype))
 
     def _slice(self, index: Index) -> Array:
-        return _cast(np.asarray(self.original[index]), self.dtype)
+        return cast(np.asarray(self.original[index]), self.dtype)
 
 
-def _cast(values: Array, dtype: DType) -> Array:
-    # What overflows becomes infinite, as in torch; numpy would warn for each block.
-    with np.errstate(over="ignore", invalid="ignore"):
+def cast(values: Array, dtype: DType) -> Array:
+    """Numbers in another dtype. What overflows becomes infinite, as in torch."""
+    with np.errstate(over="ignore", invalid="ignore"):  # numpy would warn for each block
+        if dtype.bits == 8 and dtype.is_float and values.dtype.itemsize == 1:
+            values = values.astype(np.float32)  # ml_dtypes does not know every pair of its types
         return np.asarray(values).astype(dtype.numpy)

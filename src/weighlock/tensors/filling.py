@@ -9,6 +9,7 @@ import numpy as np
 
 from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import Array
+from weighlock.tensors.convert import cast as converted
 from weighlock.tensors.convert import check_cast
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
@@ -107,7 +108,7 @@ class _ArraySlot:
             ref.load(out=self.array)
         else:
             for block in _blocks(ref.shape, _BLOCK_ELEMENTS):
-                self.array[(*block, ...)] = ref[block].astype(self.array.dtype)
+                self.array[(*block, ...)] = converted(ref[block], DType.of(self.array.dtype))
 
 
 @dataclass(frozen=True, slots=True)
