@@ -132,3 +132,14 @@ def test_no_sequence_of_failures_waits_longer_than_patience_without_progress(clo
     with pytest.raises((PeerLost, TransferTimeout)):
         waited_for(retrying, clock, kinds)
     assert clock.now - start <= 30.001
+
+
+def test_a_wait_that_took_all_the_patience_is_followed_by_another(clock):
+    """With the usual limits, nothing for 30 s is noticed after 30 s: that is one failure."""
+    retrying = patient(clock)
+    retrying.progressed()
+    clock.now += 30
+    clock.now += retrying.pause_after(TransferTimeout("late", phase="idle"))
+    clock.now += 30
+    with pytest.raises(TransferTimeout):
+        retrying.pause_after(TransferTimeout("late", phase="idle"))

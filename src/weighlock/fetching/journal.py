@@ -1,8 +1,9 @@
 """Which blocks of an unfinished file have landed, for servers that have no digests to prove it.
 
 Written behind the file's own bytes, where completing the file cuts it off. It is believed only if
-the server still shows the same strong validator and the machine was not restarted meanwhile: after
-a power loss the journal could be on the disk and the blocks not.
+the same URL still shows the same strong validator and the machine was not restarted meanwhile:
+after a power loss the journal could be on the disk and the blocks not. And only if nothing follows
+it: whoever takes up a file for anything else moves its end, or empties it.
 """
 
 import threading
@@ -18,7 +19,7 @@ from weighlock.sources.grid import block_count
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.transfer.landing import FileLanding
 
-__all__ = ["Journal", "read_record", "write_record"]
+__all__ = ["Journal", "digest_of", "read_record", "write_record"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -28,6 +29,7 @@ _MOST_BYTES = 16 * 1024 * 1024
 
 
 class _Record(msgspec.Struct, frozen=True):
+    url: str
     validator: str
     boot: str
     size: int
@@ -35,20 +37,29 @@ class _Record(msgspec.Struct, frozen=True):
     """One bit per block."""
 
 
+def digest_of(url: str) -> str:
+    """What tells a URL from others, and tells nothing of it."""
+    return blake3(url.encode()).hexdigest()
+
+
 def write_record(file: ResumableFile, offset: int, record: msgspec.Struct) -> None:
-    """Put a record behind what a file holds."""
+    """Put a record behind what a file holds, and at its end."""
     body = msgspec.msgpack.encode(record)
     text = _MAGIC + len(body).to_bytes(8, "little") + blake3(body).digest() + body
     file.write(offset, memoryview(text))
+    if file.size > offset + len(text):
+        file.truncate(offset + len(text))
 
 
 def read_record(file: ResumableFile, offset: int, kind: type[R]) -> R | None:
-    """The record behind what a file holds, if there is a whole one."""
+    """The record behind what a file holds, if there is a whole one at its end."""
     head = bytearray(len(_MAGIC) + 40)
     if not file.read_into(offset, memoryview(head)):
         return None
     length = int.from_bytes(head[len(_MAGIC) : len(_MAGIC) + 8], "little")
     if not head.startswith(_MAGIC) or length > _MOST_BYTES:
+        return None
+    if file.size != offset + len(head) + length:
         return None
     body = bytearray(length)
     if not file.read_into(offset + len(head), memoryview(body)):
@@ -67,12 +78,14 @@ class Journal:
     Args:
         landing: the landing.
         file: its file.
-        validator: the strong validator of what is fetched.
+        url: where it is fetched from; kept as a digest, as it may hold a secret.
+        validator: the strong validator of what is there: it tells versions of it apart, not files.
     """
 
-    def __init__(self, landing: FileLanding, file: ResumableFile, validator: str) -> None:
+    def __init__(self, landing: FileLanding, file: ResumableFile, url: str, validator: str) -> None:
         self._landing = landing
         self._file = file
+        self._url = digest_of(url)
         self._validator = validator
         self._size = landing.size
         self._landed = bytearray(-(-block_count(self._size) // 8))
@@ -100,13 +113,16 @@ class Journal:
         if record is not None and self._is_ours(record):
             landed = record.landed
             found = [n for n in self.blocks if n and landed[n // 8] >> n % 8 & 1]
+        else:
+            self._file.truncate(0)  # of what else is there nothing is known
         self._mark(found)
-        self._write()  # before any block of this attempt: the journal of another ends here
+        self._write()  # before any block of this attempt
         return found
 
     def _is_ours(self, record: _Record) -> bool:
-        mine = self._validator, Owner.current().boot, self._size, len(self._landed)
-        return mine == (record.validator, record.boot, record.size, len(record.landed))
+        mine = self._url, self._validator, Owner.current().boot, self._size, len(self._landed)
+        its = record.url, record.validator, record.boot, record.size, len(record.landed)
+        return mine == its
 
     def landed(self, block: int) -> None:
         """A block is in the file."""
@@ -123,7 +139,7 @@ class Journal:
 
     def _write(self) -> None:
         boot = Owner.current().boot
-        record = _Record(self._validator, boot, self._size, bytes(self._landed))
+        record = _Record(self._url, self._validator, boot, self._size, bytes(self._landed))
         write_record(self._file, self._size, record)
 
     def _read(self) -> _Record | None:

@@ -1,8 +1,8 @@
 """Which files of a sharded model have landed, until its index lies beside them.
 
 Kept in the unfinished index, behind its own bytes. A file that is complete does not say what it is
-a copy of: it counts only if nobody has touched it since it landed, the server still shows the same
-strong validator, and the machine was not restarted meanwhile.
+a copy of: it counts only if nobody has touched it since it landed, the same URL still shows the
+same strong validator, and the machine was not restarted meanwhile.
 """
 
 import contextlib
@@ -14,7 +14,7 @@ import msgspec
 from weighlock.disk.owner import Owner
 from weighlock.disk.resumable import ResumableFile
 from weighlock.errors import Aborted, FormatError, ProtocolError
-from weighlock.fetching.journal import read_record, write_record
+from weighlock.fetching.journal import digest_of, read_record, write_record
 from weighlock.sources.http import HttpSource
 from weighlock.sources.local import Fingerprint
 
@@ -22,6 +22,7 @@ __all__ = ["LandedShards"]
 
 
 class _Shard(msgspec.Struct, frozen=True):
+    url: str
     validator: str
     fingerprint: Fingerprint
 
@@ -86,5 +87,6 @@ class LandedShards:
         with contextlib.suppress(OSError):
             status = os.lstat(os.path.join(self._directory, name))
             if validator is not None and status.st_size == source.size:
-                return _Shard(validator, Fingerprint.of(status))
+                url = digest_of(source.remote.address.url)
+                return _Shard(url, validator, Fingerprint.of(status))
         return None

@@ -150,10 +150,9 @@ class Moving:
         """Count a block that is in its place."""
         with self._lock:
             is_new = self._plan.landed(block)
-        self._retrying.progressed()
-        count = block_span(block, self._size).length
-        if is_new:
-            self._progress.add(count)
+        if is_new:  # what came before, and comes again from the start, is none
+            self._retrying.progressed()
+            self._progress.add(block_span(block, self._size).length)
         self._check()
 
     def pace(self, count: int) -> None:

@@ -187,13 +187,17 @@ class One:
             blocks = list(whole.blocks)
             etag = source.remote.resource.etag
             if file.adopted_bytes and source.verifies:
+                # With another end than before, a journal that may lie there is over.
+                file.truncate(max(source.size, file.size) + 1)
                 blocks = take_from_part(source, whole, blocks, self._counting(progress))
             elif not source.verifies and etag is not None and source.remote.resource.has_ranges:
-                landing = journal = Journal(whole, file, etag)
+                landing = journal = Journal(whole, file, source.remote.address.url, etag)
                 here = set(journal.take_up())
                 for block in here:
                     progress.add(block_span(block, source.size).length)
                 blocks = [block for block in blocks if block not in here]
+            elif file.adopted_bytes:
+                file.truncate(0)  # nothing here could tell what it is
             if self._base is not None and remote is not None:
                 with closing(BaseContents(source, remote, self._base)) as base:
                     blocks = take_from_base(source, base, blocks, landing, self._counting(progress))

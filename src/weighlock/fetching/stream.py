@@ -9,6 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
@@ -29,6 +30,9 @@ from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import MemoryLanding
+
+if TYPE_CHECKING:
+    from weighlock.tensors.spec import Span
 
 __all__ = ["stream"]
 
@@ -73,13 +77,14 @@ def stream(
     if is_metadata(url):
         yield from _spread(url, patterns, replace(how, abort=stop))
         return
-    if not is_index(url):
-        yield from _one_file(url, patterns, how, stop)
-        return
-    with closing(how.open(url)) as source:
-        index = read_index(source, how.limits)
-    for shard, held in shards_of(index, patterns).items():
-        yield from _one_file(Address.of(url).sibling(shard).url, only(held, shard), how, stop)
+    with stop.waking(lambda: own.set(stop.reason)):
+        if not is_index(url):
+            yield from _one_file(url, patterns, how, stop)
+            return
+        with closing(how.open(url)) as source:
+            index = read_index(source, how.limits)
+        for shard, held in shards_of(index, patterns).items():
+            yield from _one_file(Address.of(url).sibling(shard).url, only(held, shard), how, stop)
 
 
 def _spread(url: str, names: Sequence[str] | None, how: How) -> Iterator[tuple[str, Array]]:
@@ -185,7 +190,12 @@ def _batches(chosen: Catalog) -> Iterator[list[TensorRef]]:
     ordered += [ref for ref in chosen.values() if not isinstance(ref, StoredRef)]
     batch: list[TensorRef] = []
     held = 0
+    place: Span | None = None
     for ref in ordered:
+        before, place = place, ref.span if isinstance(ref, StoredRef) and ref.nbytes else None
+        if place is not None and place == before:  # another name of the last one, which comes once
+            batch.append(ref)
+            continue
         if batch and held + ref.nbytes > _BATCH_BYTES:
             yield batch
             batch, held = [], 0

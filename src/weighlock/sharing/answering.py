@@ -175,6 +175,8 @@ class Answering:
         except TransferTimeout:
             return busy("no room"), None
         except (WeighlockError, MemoryError) as error:
+            if share.ended is not None:
+                return gone(share.ended), None
             return failure(500, error="unreadable", cause=type(error).__name__), None
         return answer_data(share, headers), share
 

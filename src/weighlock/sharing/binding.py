@@ -8,7 +8,7 @@ import ssl
 from weighlock.errors import LocalProtocolError, Refused, SourceError
 from weighlock.sources.access import Address, shown
 
-__all__ = ["check_address", "server_tls", "shake_hands"]
+__all__ = ["check_address", "server_tls", "shake_hands", "under_tls"]
 
 _PARTING_S = 0.5
 
@@ -89,20 +89,23 @@ def server_tls(cert: str | None, key: str | None, client_ca: str | None) -> ssl.
     return context
 
 
-def shake_hands(context: ssl.SSLContext, sock: socket.socket, timeout_s: float) -> ssl.SSLSocket:
-    """The socket under TLS.
+def under_tls(context: ssl.SSLContext, sock: socket.socket) -> ssl.SSLSocket:
+    """The socket under TLS, before hands are shaken: from here on it is this one that is shut."""
+    return context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
+
+
+def shake_hands(sock: ssl.SSLSocket, timeout_s: float) -> None:
+    """Begin to speak TLS.
 
     Raises:
-        OSError: the peer does not speak it, or is not admitted; it has been told why.
+        OSError: the peer does not, or is not admitted; it has been told why.
     """
     sock.settimeout(timeout_s)
-    secured = context.wrap_socket(sock, server_side=True, do_handshake_on_connect=False)
     try:
-        secured.do_handshake()
+        sock.do_handshake()
     except OSError:
-        _part(socket.socket(fileno=secured.detach()))
+        _part(socket.socket(fileno=sock.detach()))
         raise
-    return secured
 
 
 def _part(sock: socket.socket) -> None:

@@ -223,6 +223,9 @@ class Conversation:
             self._send_whole(busy("no room"), b"GET")
             return
         except Exception as error:  # of a ref that may be anybody's; the connection goes on
+            if share.ended is not None:
+                self._send_whole(gone(share.ended), b"GET")
+                return
             _log.warning("a range could not be read: %s", error)
             self._send_whole(failure(500, error="unreadable", cause=type(error).__name__), b"GET")
             return
@@ -230,9 +233,11 @@ class Conversation:
         self._sender.send_bytes(self._head(answer, []), more=True)
         # h11 counts the bytes of the body without ever seeing them.
         self._h11.send_with_data_passthrough(h11.Data(data=_Length(span.length)))  # type: ignore[arg-type]
+        left = span.length
         try:
             while True:
                 done, length = 0, piece_length(piece)
+                left -= length
                 while done < length:
                     if share.ended is not None:
                         raise OSError("the share ended")
@@ -249,6 +254,8 @@ class Conversation:
                 if following is None:
                     break
                 piece = following
+            if left:
+                raise OSError(f"{left:,} bytes of a range were not there")
         except SourceChanged as error:
             share.end("changed")
             raise OSError(str(error)) from error

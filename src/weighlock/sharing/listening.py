@@ -131,6 +131,8 @@ class Listener:
         poll = select.poll()
         poll.register(self._socket, select.POLLIN)
         poll.register(self._wake_read, select.POLLIN)
+        told = select.poll()
+        told.register(self._wake_read, select.POLLIN)
         is_short = False
         while not self._stopping:
             poll.poll()
@@ -144,7 +146,7 @@ class Listener:
                         _log.warning("no descriptors left for new connections: %s", error.strerror)
                     is_short = True
                     # Still readable: without a pause this would spin until somebody hangs up.
-                    select.select([self._wake_read], [], [], 0.1)
+                    told.poll(100)
                 continue
             is_short = False
             self._take(sock, str(address[0]))

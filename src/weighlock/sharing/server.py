@@ -14,7 +14,7 @@ from weighlock.errors import LocalProtocolError, TransferTimeout
 from weighlock.lifetimes import Lifetime
 from weighlock.limits import Budget, Limits
 from weighlock.sharing.answering import Answering
-from weighlock.sharing.binding import check_address, server_tls, shake_hands
+from weighlock.sharing.binding import check_address, server_tls, shake_hands, under_tls
 from weighlock.sharing.board import Board
 from weighlock.sharing.conversation import Conversation
 from weighlock.sharing.destination import Directory, InSpool
@@ -101,6 +101,7 @@ class Server(Lifetime):
         self._pid = os.getpid()
         self._answering = Answering(self._offers, self._key, self._limits, self._budget, self._page)
         self._started = threading.Event()
+        self._has_started = False
         self._listener = Listener(host, port, self._serve, self._limits)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
@@ -113,6 +114,7 @@ class Server(Lifetime):
 
     def start(self) -> None:
         """Answer, also those who have connected before. Idempotent."""
+        self._has_started = True
         self._started.set()
 
     def __repr__(self) -> str:
@@ -298,12 +300,15 @@ class Server(Lifetime):
     def _serve(self, peer: Peer) -> None:
         """One connection, from its first byte to its end."""
         self._started.wait()
+        if not self._has_started:
+            return  # closed before: "not here" would be taken for the last word
         peer.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         # A broken way is noticed even if nothing is to be sent.
         peer.sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         try:
             if self._tls is not None:
-                peer.sock = shake_hands(self._tls, peer.sock, self._limits.connect_s)
+                peer.sock = under_tls(self._tls, peer.sock)
+                shake_hands(peer.sock, self._limits.connect_s)
             with self._meters.connection() as traffic:
                 Conversation(self._answering, peer, self._limits, traffic, self._budget).run()
         except (OSError, TransferTimeout) as error:

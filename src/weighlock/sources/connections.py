@@ -99,7 +99,7 @@ class Connections:
         finally:
             own.leased.discard(connection)
         with own.lock:
-            if is_kept and not self._closed:
+            if is_kept and not self._closed and not connection.is_shut:
                 own.idle.append(connection)
                 return
         connection.close()

@@ -26,11 +26,10 @@ from weighlock.errors import (
     ShareGone,
     SourceChanged,
     SourceError,
-    TransferTimeout,
-    WeighlockError,
 )
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.http_errors import Translated
 from weighlock.sources.http_head import Reply
 from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.spec import Span
@@ -74,19 +73,18 @@ class Connection:
         self._credential = access.credential(address)
         self.is_fresh = True
         """No reply has come over it yet."""
+        self.is_shut = False
+        """Somebody said stop: it is of no use any more."""
         self._sock: socket.socket | None = None
         self._reply: http.client.HTTPResponse | None = None
-        if address.scheme == "https":
-            self._http: http.client.HTTPConnection = http.client.HTTPSConnection(
-                address.host,
-                address.port,
-                timeout=limits.connect_s,
-                context=self._credential.tls(),
-            )
-        else:
-            self._http = http.client.HTTPConnection(
-                address.host, address.port, timeout=limits.connect_s
-            )
+        self._tls = self._credential.tls() if address.scheme == "https" else None
+        if self._tls is not None:
+            self._tls.post_handshake_auth = True  # as http.client does
+        # Plain, also for TLS: http.client would shake hands on a socket that nobody could shut.
+        self._http = http.client.HTTPConnection(
+            address.host, address.port, timeout=limits.connect_s
+        )
+        self._http.default_port = 443 if self._tls is not None else 80
         self._http.response_class = partial(Reply, most_s=limits.idle_s)  # type: ignore[assignment]
         # http.client's own hook: the socket is known here while it is still connecting.
         self._http._create_connection = self._connect  # type: ignore[attr-defined]
@@ -99,16 +97,31 @@ class Connection:
         for family, kind, protocol, _, target in socket.getaddrinfo(
             *address, type=socket.SOCK_STREAM
         ):
-            self._sock = socket.socket(family, kind, protocol)
+            sock = self._sock = socket.socket(family, kind, protocol)
             try:
-                self._sock.settimeout(max(0.01, deadline - time.monotonic()))
-                self._sock.connect(target)
+                self._check_shut()
+                sock.settimeout(max(0.01, deadline - time.monotonic()))
+                sock.connect(target)
+                if self._tls is not None:
+                    sock = self._sock = self._tls.wrap_socket(
+                        sock, server_hostname=address[0], do_handshake_on_connect=False
+                    )
+                    self._check_shut()
+                    sock.do_handshake()
+            except ssl.SSLError:
+                sock.close()
+                raise
             except OSError as error:
-                self._sock.close()
+                sock.close()
+                self._check_shut()
                 failure = error
             else:
-                return self._sock
+                return sock
         raise failure
+
+    def _check_shut(self) -> None:
+        if self.is_shut:
+            raise PeerLost(f"{self._label}: the connection was shut")
 
     def request(
         self,
@@ -123,7 +136,7 @@ class Connection:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is none.
         """
         sent = self._begin(address, headers)
-        with _Translated(self._label, "first_byte"):
+        with Translated(self._label, "first_byte"):
             try:
                 self._http.request(method, address.target, body, sent)
                 reply = self._reply = self._http.getresponse()
@@ -146,7 +159,7 @@ class Connection:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is no reply.
         """
         sent = self._begin(address, headers)
-        with _Translated(self._label, "first_byte"):
+        with Translated(self._label, "first_byte"):
             try:
                 self._http.putrequest("PUT", address.target, skip_accept_encoding=True)
                 for name, text in {**sent, "Content-Length": str(length)}.items():
@@ -167,7 +180,7 @@ class Connection:
         """Connect if need be; returns the headers to send."""
         self._label = shown(address.url)
         if self._http.sock is None:
-            with _Translated(self._label, "connect"):
+            with Translated(self._label, "connect"):
                 self._http.connect()
                 sock: socket.socket = self._http.sock  # type: ignore[assignment]
                 self._sock = sock
@@ -189,7 +202,7 @@ class Connection:
         """
         done = 0
         while done < len(buffer):
-            with _Translated(self._label, "idle"):
+            with Translated(self._label, "idle"):
                 got = reply.readinto(buffer[done:])
             if not got:
                 self.close()
@@ -216,7 +229,7 @@ class Connection:
 
     def read_small(self, reply: http.client.HTTPResponse) -> bytes:
         """A short body; more than 64 KiB of it is not read, and the connection ended."""
-        with _Translated(self._label, "idle"):
+        with Translated(self._label, "idle"):
             body = reply.read(_BODY_BYTES)
         if not reply.isclosed():
             self.close()
@@ -226,7 +239,7 @@ class Connection:
         """The reply must be over: anything more belongs to nothing that was asked for."""
         if reply.isclosed():
             return
-        with _Translated(self._label, "idle"):
+        with Translated(self._label, "idle"):
             more = reply.read(1)
         if more:
             self.close()
@@ -240,57 +253,12 @@ class Connection:
 
     def shut(self) -> None:
         """Wake the thread that waits on this connection; it will see a lost peer."""
+        self.is_shut = True
         sock = self._sock  # not http.client's: that one forgets it when a reply is the last
         if sock is not None:
             with contextlib.suppress(OSError):
                 # Not the method of an SSL socket: that one forgets its TLS state under the reader.
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
-
-
-_THEIRS = (OSError, ValueError, http.client.HTTPException)
-
-
-class _Translated:
-    """Makes what sockets, TLS and http.client raise errors of our tree. Entered for every block."""
-
-    __slots__ = ("_label", "_phase")
-
-    def __init__(self, label: str, phase: str) -> None:
-        self._label = label
-        self._phase = phase
-
-    def __enter__(self) -> None:
-        pass
-
-    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, _THEIRS) and not isinstance(error, WeighlockError):
-            raise _ours(error, self._label, self._phase) from error
-
-
-def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
-    match error:
-        case TimeoutError() | BlockingIOError():
-            return TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase)
-        case ssl.SSLCertVerificationError():
-            return Refused(
-                f"{label}: its certificate is not trusted: {error.verify_message}; pass its CA: "
-                "--ca ca.pem, or access=Access(origins={'host:port': Credential(ca='ca.pem')})"
-            )
-        case ssl.SSLError() if "_ALERT_" in str(error.reason):
-            return Refused(f"{label}: refused the TLS connection: {error.reason}")
-        case ssl.SSLError() if phase == "connect":
-            what = "speaks no TLS" if "WRONG_VERSION" in str(error) else "TLS failed"
-            return Refused(f"{label}: {what}: {error.reason or error}")
-        case ssl.SSLError():
-            return PeerLost(f"{label}: TLS broke off: {error.reason or error}")
-        case http.client.RemoteDisconnected() | http.client.IncompleteRead():
-            return PeerLost(f"{label}: the connection was closed without a reply")
-        case http.client.HTTPException():
-            what = f"{type(error).__name__}: {str(error)[:100]!r}"
-            return RemoteProtocolError(f"{label}: does not speak HTTP ({what})")
-        case ValueError():
-            return RemoteProtocolError(f"{label}: its reply makes no sense: {error}")
-    return PeerLost(f"{label}: {getattr(error, 'strerror', None) or error}")
 
 
 def raise_for_status(reply: http.client.HTTPResponse, connection: Connection, label: str) -> None:

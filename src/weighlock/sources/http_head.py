@@ -33,6 +33,8 @@ class _Reader:
         self._pace = Pace(idle_s)
         self._deadline: float | None = time.monotonic() + idle_s
         self._head_bytes = 0
+        self._between_bytes = 0
+        """Read as lines since the last bytes of the body: lengths of chunks, trailers."""
 
     def makefile(self, mode: str) -> "_Reader":
         """What `http.client` asks its socket for."""
@@ -54,6 +56,10 @@ class _Reader:
             line += self._take(seen.find(b"\n") + 1 or len(seen))
             if self._deadline is not None:
                 self._check_head(line)
+        if self._deadline is None:
+            self._between_bytes += len(line)
+            if self._between_bytes > MOST_HEAD_BYTES:
+                raise http.client.LineTooLong("trailer")
         return bytes(line)
 
     def _check_head(self, line: bytearray) -> None:
@@ -75,6 +81,7 @@ class _Reader:
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer; it stays short at the end of the connection."""
+        self._between_bytes = 0
         held = self._take(len(buffer))
         done = len(held)
         while done < len(buffer):

@@ -48,6 +48,9 @@ __all__ = ["BlockPlace", "Remote"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 
+_EXPIRED = (401, 403, 404, 410)
+"""What the target of a redirect says when its time is over."""
+
 T = TypeVar("T")
 
 
@@ -97,7 +100,9 @@ class Remote:
         self.first = b""
         """The start of the file, which came with the first reply; not verified."""
         try:
-            self.resource = resource or self.persist(self._probe)
+            if resource is None:
+                resource, self.first = self.persist(self._probe)
+            self.resource = resource
         except BaseException:
             self.connections.close()
             raise
@@ -188,7 +193,10 @@ class Remote:
             connection.close()
             raise SourceChanged(f"{self.label}: changed since it was opened")
         if reply.status not in (200, 206):
-            if resource.address != self.address and reply.status in (401, 403, 404, 410):
+            is_expired = resource.address != self.address and reply.status in _EXPIRED
+            # A share is where it is: it was asked for there, or its URL came in a message.
+            has_moved = reply.status in _REDIRECTS and not resource.is_share
+            if is_expired or has_moved:
                 self._resolve_again(connection)
             raise_for_status(reply, connection, self.label)
         try:
@@ -199,14 +207,14 @@ class Remote:
         return reply
 
     def _resolve_again(self, connection: Connection) -> None:
-        """The target of a redirect has expired: ask where the resource is now, and try again."""
+        """Ask where the resource is now, and try again: its place is not known, or has expired."""
         connection.close()
         before = self.resource
-        now = self._probe()
+        now, _ = self._probe()  # what came with it may be of another file
         if (now.size, now.validator) != (before.size, before.validator):
             raise SourceChanged(f"{self.label}: changed since it was opened")
         self.resource = now
-        raise PeerLost(f"{self.label}: the target of its redirect has expired", retry_after_s=0)
+        raise PeerLost(f"{self.label}: is at another place now", retry_after_s=0)
 
     def digest(self, block: int) -> bytes:
         """The digest of a block, from a page of digests that is asked for once."""
@@ -246,8 +254,12 @@ class Remote:
                 raise_for_status(reply, connection, self.label)
             connection.read_small(reply)
 
-    def _probe(self) -> Resource:
-        """Ask for the first block: it tells what is there, and most often holds the header."""
+    def _probe(self) -> tuple[Resource, bytes]:
+        """Ask for the first block: it tells what is there, and most often holds the header.
+
+        Returns:
+            What is there, and the block.
+        """
         address = self.address
         for _ in range(self.limits.redirects + 1):
             with self.connections.lease(address, is_kept=False) as connection:
@@ -262,9 +274,9 @@ class Remote:
 
     def _first_reply(
         self, connection: Connection, reply: HTTPResponse, address: Address
-    ) -> Resource:
+    ) -> tuple[Resource, bytes]:
         if reply.status == 416:
-            return Resource(address, 0)
+            return Resource(address, 0), b""
         if reply.status not in (200, 206):
             raise_for_status(reply, connection, self.label)
         check_plain(reply, self.label)
@@ -284,8 +296,7 @@ class Remote:
         etag = reply.getheader("ETag")
         first = bytearray(length)
         connection.read_into(reply, memoryview(first))
-        self.first = bytes(first)
-        return Resource(
+        resource = Resource(
             address,
             size,
             etag if etag and not etag.startswith("W/") else None,
@@ -293,6 +304,7 @@ class Remote:
             is_share=reply.getheader("Weighlock") == "1",
             has_ranges=found is not None,
         )
+        return resource, bytes(first)
 
 
 def _request(connection: Connection, address: Address, headers: dict[str, str]) -> HTTPResponse:
@@ -301,6 +313,8 @@ def _request(connection: Connection, address: Address, headers: dict[str, str]) 
         return connection.request("GET", address, headers)
     except PeerLost:
         if not was_used:
+            raise
+        if connection.is_shut:  # somebody said stop
             raise
         # A server may close a connection that was idle; that is no failure yet.
         return connection.request("GET", address, headers)

@@ -75,7 +75,10 @@ class Receipt:
         self.name = name or f"anonymous-{secrets.token_hex(4)}"
         self._mac: str | None = None
         if holder is not None:
-            self.name, self._mac = holder
+            self.name, mac = holder
+            # A redirect to another origin takes no credentials along.
+            if remote.resource.address.origin == remote.address.origin:
+                self._mac = mac
             if name is not None and name != self.name:
                 raise Refused(f"{self._label}: is the ticket of {self.name!r}, not of {name!r}")
         self.address = remote.resource.address.beside(f"receivers/{self.name}")
@@ -152,7 +155,7 @@ class Receipt:
             if reply.status != 200:
                 raise_for_status(reply, connection, self._label)
             answer = msgspec.json.decode(connection.read_small(reply), type=_Reply)
-        except msgspec.DecodeError as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
             connection.close()
             raise RemoteProtocolError(f"{self._label}: its answer makes no sense") from error
         except BaseException:

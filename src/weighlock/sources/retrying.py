@@ -16,7 +16,7 @@ class Retrying:
     """The patience of one transfer, shared by its connections. Every landed block renews it.
 
     Args:
-        patience_s: how long to try again without any progress.
+        patience_s: how long to try again after a failure without any progress.
         clock: seconds on a clock that only moves forward.
         dice: a number from 0 to 1, so that many receivers do not come back in step.
     """
@@ -27,13 +27,14 @@ class Retrying:
         self._patience_s = patience_s
         self._clock = clock
         self._dice = dice
-        self._since = clock()
+        self._since: float | None = None
+        """When it failed first since something last arrived."""
         self._failures = 0
         self._corrupt: Counter[int] = Counter()
 
     def progressed(self) -> None:
         """Something arrived and was good."""
-        self._since = self._clock()
+        self._since = None
         self._failures = 0
 
     def pause_after(self, error: WeighlockError) -> float:
@@ -49,7 +50,10 @@ class Retrying:
             if self._corrupt[error.chunk] >= _TRIES_OF_A_BLOCK:
                 raise error
             return 0.0
-        waited = self._clock() - self._since
+        now = self._clock()
+        # Not since the last progress: a wait for what never comes may itself take that long.
+        since = self._since = now if self._since is None else self._since
+        waited = now - since
         if waited >= self._patience_s:
             raise error
         self._failures += 1

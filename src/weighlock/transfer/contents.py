@@ -136,16 +136,17 @@ class Contents:
             SourceError: a tensor cannot be read, or this was closed.
             TransferTimeout: there is no room for a buffer.
         """
+        file = self.file  # which `close` empties
         if self._closed:
             raise SourceError("its share is over")
         with ExitStack() as stack:
-            yield from self._pieces(span, _Room(budget, stack))
+            yield from self._pieces(file, span, _Room(budget, stack))
 
-    def _pieces(self, span: Span, room: "_Room") -> Iterator[Piece]:
+    def _pieces(self, file: VirtualFile, span: Span, room: "_Room") -> Iterator[Piece]:
         buffer: memoryview | None = None
         used = 0
         window = _Window(room)
-        for piece in _joined(self._parts(span, room)):
+        for piece in _joined(self._parts(file, span, room)):
             length = _length(piece)
             if length >= _SMALL_BYTES:
                 if buffer is not None and used:
@@ -196,12 +197,12 @@ class Contents:
             segments.append(segment)
         self.file = replace(self.file, segments=tuple(segments))  # the originals are let go
 
-    def _parts(self, span: Span, room: "_Room") -> Iterator[Piece]:
+    def _parts(self, file: VirtualFile, span: Span, room: "_Room") -> Iterator[Piece]:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
         small = _Together(room)
-        for segment, begin, end in self.file.touched(span):
+        for segment, begin, end in file.touched(span):
             ref = segment.ref
             if end - begin < _SMALL_BYTES and small.takes(ref, end - begin):
                 if small.is_full:

@@ -1,0 +1,59 @@
+"""What sockets, TLS and `http.client` raise, as errors of our tree. Knows no connection."""
+
+import http.client
+import ssl
+
+from weighlock.errors import (
+    PeerLost,
+    Refused,
+    RemoteProtocolError,
+    TransferTimeout,
+    WeighlockError,
+)
+
+__all__ = ["Translated"]
+
+_THEIRS = (OSError, ValueError, http.client.HTTPException)
+
+
+class Translated:
+    """Makes what sockets, TLS and http.client raise errors of our tree. Entered for every block."""
+
+    __slots__ = ("_label", "_phase")
+
+    def __init__(self, label: str, phase: str) -> None:
+        self._label = label
+        self._phase = phase
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
+        if isinstance(error, _THEIRS) and not isinstance(error, WeighlockError):
+            raise _ours(error, self._label, self._phase) from error
+
+
+def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
+    match error:
+        case TimeoutError() | BlockingIOError():
+            return TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase)
+        case ssl.SSLCertVerificationError():
+            return Refused(
+                f"{label}: its certificate is not trusted: {error.verify_message}; pass its CA: "
+                "--ca ca.pem, or access=Access(origins={'host:port': Credential(ca='ca.pem')})"
+            )
+        case ssl.SSLError() if "_ALERT_" in str(error.reason):
+            return Refused(f"{label}: refused the TLS connection: {error.reason}")
+        case ssl.SSLError() if phase == "connect":
+            what = "speaks no TLS" if "WRONG_VERSION" in str(error) else "TLS failed"
+            return Refused(f"{label}: {what}: {error.reason or error}")
+        case ssl.SSLError():
+            return PeerLost(f"{label}: TLS broke off: {error.reason or error}")
+        case http.client.RemoteDisconnected() | http.client.IncompleteRead():
+            return PeerLost(f"{label}: the connection was closed without a reply")
+        case http.client.HTTPException():
+            what = f"{type(error).__name__}: {str(error)[:100]!r}"
+            return RemoteProtocolError(f"{label}: does not speak HTTP ({what})")
+        case ValueError():
+            return RemoteProtocolError(f"{label}: its reply makes no sense: {error}")
+    return PeerLost(f"{label}: {getattr(error, 'strerror', None) or error}")

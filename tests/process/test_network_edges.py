@@ -1,0 +1,484 @@
+"""Faults of the way that need a certain moment: a stale journal, a stop while hands are shaken."""
+
+import contextlib
+import pickle
+import re
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import numpy as np
+import pytest
+
+import weighlock
+from process.certificates import certificates, needs_openssl
+from process.plain_server import PlainServer, Reply, ranged
+from weighlock import Limits
+from weighlock.errors import Aborted, PeerLost, ShareGone, SourceChanged, WeighlockError
+from weighlock.sources.access import Address
+from weighlock.sources.http_client import Resource
+from weighlock.sources.http_remote import Remote
+from weighlock.sources.receipt import Receipt
+from weighlock.tensors.spec import Span
+from weighlock.transfer.contents import Contents, FilePart
+from weighlock.transfer.layout import lay_out
+
+__all__ = ["certificates"]  # a fixture of this module
+
+pytestmark = pytest.mark.usefixtures("no_leaks")
+
+BRIEF = Limits(patience_s=0.2, connect_s=2.0, idle_s=2.0)
+
+
+def model(value, megabytes, directory):
+    """The bytes of a file of one tensor."""
+    path = directory / f"{value}.made"
+    weighlock.save(path, {"a": np.full(megabytes << 20, value, np.uint8)}, durable=False)
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+# What an attempt left is of one file of one place.
+
+
+@pytest.fixture
+def cut_off():
+    """A server that gives up on a path from a byte on, while `cuts` says so."""
+    cuts, etags = {}, {}
+
+    def behave(request, content):
+        if request.span[0] >= cuts.get(request.path, len(content)):
+            return Reply(503)
+        return ranged(request, content, etags.get(request.path, f'"{request.path}"'))
+
+    with PlainServer({}, behave) as server:
+        server.cuts, server.etags = cuts, etags
+        yield server
+
+
+@pytest.mark.parametrize(
+    "between", ["larger", "smaller", "no validator", "same validator", "share"]
+)
+def test_a_file_is_never_finished_with_blocks_of_another(between, cut_off, tmp_path):
+    server, into = cut_off, tmp_path / "model.safetensors"
+    sizes = {"larger": 30, "smaller": 12, "share": 26}
+    server.files = {
+        "/a": model(1, 18, tmp_path),
+        "/b": model(2, sizes.get(between, 18), tmp_path),
+    }
+    server.cuts.update({"/a": 12 << 20, "/b": 16 << 20 if between != "smaller" else 8 << 20})
+    if between == "no validator":
+        server.etags["/b"] = None
+    if between == "same validator":
+        server.etags.update({"/a": '"1"', "/b": '"1"'})
+    with pytest.raises(PeerLost):
+        weighlock.fetch(server.url("/a"), into=into, limits=BRIEF)
+    if between == "share":
+        abandon_a_share(server.files["/b"], into, tmp_path)
+    else:
+        with pytest.raises(PeerLost):
+            weighlock.fetch(server.url("/b"), into=into, limits=BRIEF)
+    server.cuts.clear()
+    weighlock.fetch(server.url("/a"), into=into).close()
+    assert into.read_bytes() == server.files["/a"]
+    assert [entry.name for entry in tmp_path.iterdir()] == [into.name]
+
+
+def abandon_a_share(content, into, directory):
+    """Fetch from a share that goes away after some blocks."""
+    path = directory / "shared.safetensors"
+    path.write_bytes(content)
+    with weighlock.Server("127.0.0.1", 0) as server:
+        share = server.share(weighlock.open(path))
+
+        def after_some(done, total):
+            if done > 9 << 20:
+                server.close(grace_s=0)
+
+        with pytest.raises(WeighlockError):
+            weighlock.fetch(share.url, into=into, limits=BRIEF, progress=after_some, connections=1)
+    path.unlink()
+
+
+def test_an_attempt_at_the_same_file_is_still_taken_up(cut_off, tmp_path):
+    server, into = cut_off, tmp_path / "model.safetensors"
+    server.files = {"/a": model(1, 18, tmp_path)}
+    server.cuts["/a"] = 16 << 20
+    with pytest.raises(PeerLost):
+        weighlock.fetch(server.url("/a"), into=into, limits=BRIEF)
+    server.cuts.clear()
+    asked = len(server.requests)
+    weighlock.fetch(server.url("/a"), into=into).close()
+    assert into.read_bytes() == server.files["/a"]
+    pulled = sum(last - first for first, last in (r.span for r in server.requests[asked:]))
+    assert pulled < 12 << 20
+
+
+def test_a_changed_resource_gives_none_of_its_new_bytes(tmp_path):
+    """Not even those that came while it was asked where the resource is now."""
+    versions = {
+        path: save_bytes(tmp_path, v=np.full(3, value, np.uint8), pad=np.zeros(4 << 20, np.uint8))
+        for path, value in (("/v1", 1), ("/v2", 2))
+    }
+
+    def behave(request, content):
+        if request.path == "/latest":
+            return Reply(307, {"Location": f"/v{len(server.asked('/latest'))}"})
+        if request.path == "/v1" and len(server.asked("/v1")) > 1:
+            return Reply(403)
+        return ranged(request, content, etag=f'"{request.path}"')
+
+    with (
+        PlainServer({**versions, "/latest": b""}, behave) as server,
+        weighlock.open(server.url("/latest"), limits=BRIEF) as catalog,
+    ):
+        with pytest.raises(SourceChanged):
+            catalog["pad"].load()
+        assert catalog["v"].load().tolist() == [1, 1, 1]
+
+
+def save_bytes(directory, **arrays):
+    path = directory / "made"
+    weighlock.save(path, arrays, durable=False)
+    content = path.read_bytes()
+    path.unlink()
+    return content
+
+
+def test_refs_of_a_url_that_redirects_survive_pickling(tmp_path):
+    content = save_bytes(tmp_path, v=np.arange(3 << 20, dtype=np.uint8))
+
+    def behave(request, _):
+        if request.path == "/latest":
+            return Reply(302, {"Location": "/there"})
+        return ranged(request, content)
+
+    with PlainServer({"/latest": b"", "/there": content}, behave) as server:
+        with weighlock.open(server.url("/latest")) as catalog:
+            ref = pickle.loads(pickle.dumps(catalog["v"]))
+        assert (ref.load() == np.arange(3 << 20, dtype=np.uint8)).all()
+        ref.source.close()
+
+
+# Patience ends.
+
+
+def test_a_server_that_always_breaks_off_at_the_same_byte_is_given_up(tmp_path):
+    """What lands again, from the start each time, is no progress."""
+    content = model(1, 3, tmp_path)
+
+    def behave(request, _):
+        return Reply(200, {"Content-Length": str(len(content))}, content[: 22 << 17])
+
+    with PlainServer({"/a": content}, behave) as server:
+        start = time.monotonic()
+        with pytest.raises(PeerLost):
+            weighlock.fetch(server.url("/a"), into=tmp_path / "a.safetensors", limits=BRIEF)
+        assert time.monotonic() - start < 5
+    for left in tmp_path.iterdir():
+        left.unlink()
+
+
+class RawServer:
+    """Answers each connection with a function of its socket, in a thread."""
+
+    def __init__(self, answer):
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._socks, self._threads = [], [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for sock in self._socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in self._socks:
+            sock.close()
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._socks.append(sock)
+                self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
+                self._threads[-1].start()
+
+    def _serve(self, sock):
+        with contextlib.suppress(OSError):
+            self._answer(sock)
+
+
+def asked_range(sock):
+    """The next request's range; None when there is none."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        data = sock.recv(4096)
+        if not data:
+            return None
+        head += data
+    first, last = re.search(rb"bytes=(\d+)-(\d+)", head).groups()
+    return int(first), int(last) + 1
+
+
+def range_head(content, first, last, more=""):
+    return (
+        f'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\n{more}'
+        f"Content-Range: bytes {first}-{last - 1}/{len(content)}\r\n"
+    ).encode()
+
+
+def test_endless_trailers_are_not_read_to_their_end(tmp_path):
+    content = model(1, 3, tmp_path)
+
+    def answer(sock):
+        first, last = asked_range(sock)
+        last = min(last, len(content))
+        head = range_head(content, first, last, "Transfer-Encoding: chunked\r\n") + b"\r\n"
+        sock.sendall(head + b"%x\r\n%s\r\n0\r\n" % (last - first, content[first:last]))
+        while True:
+            sock.sendall(b"X-More: and more\r\n" * 100)
+
+    with RawServer(answer) as server:
+        start = time.monotonic()
+        with pytest.raises(WeighlockError):
+            weighlock.fetch(f"http://127.0.0.1:{server.port}/a", limits=BRIEF)
+        assert time.monotonic() - start < 5
+
+
+# Who says stop is heard.
+
+
+@pytest.mark.parametrize("answers", [0, 1, 2])
+@pytest.mark.parametrize("way", ["fetch", "stream"])
+def test_a_stop_is_heard_while_a_server_is_silent(way, answers, tmp_path):
+    """Before the first reply, and on a connection that has been used before."""
+    content = model(1, 20, tmp_path)
+    left = [answers]
+    lock = threading.Lock()
+
+    def answer(sock):
+        while (asked := asked_range(sock)) is not None:
+            with lock:
+                left[0] -= 1
+                if left[0] < 0:
+                    sock.recv(1)
+                    return
+            first, last = asked[0], min(asked[1], len(content))
+            head = range_head(content, first, last, f"Content-Length: {last - first}\r\n")
+            sock.sendall(head + b"\r\n" + content[first:last])
+
+    with RawServer(answer) as server:
+        url = f"http://127.0.0.1:{server.port}/a"
+        assert_stopped(way, url)
+
+
+@needs_openssl
+@pytest.mark.parametrize("way", ["fetch", "stream"])
+def test_a_stop_is_heard_while_hands_are_shaken(way):
+    with RawServer(lambda sock: sock.recv(1) and sock.recv(100_000) and sock.recv(1)) as server:
+        assert_stopped(way, f"https://127.0.0.1:{server.port}/a")
+
+
+def assert_stopped(way, url):
+    abort = weighlock.Abort()
+    timer = threading.Timer(0.3, abort.set)
+    timer.start()
+    start = time.monotonic()
+    limits = Limits(idle_s=6, connect_s=6)
+    done = weighlock.fetch if way == "fetch" else lambda *a, **o: list(weighlock.stream(*a, **o))
+    with pytest.raises(Aborted):
+        done(url, abort=abort, limits=limits, connections=1)
+    assert time.monotonic() - start < 3
+    timer.join()
+
+
+# An owner that ends, or has not begun.
+
+
+class Slow:
+    """A source that can be made to wait."""
+
+    label = "slow"
+
+    def __init__(self, content):
+        self._content = content
+        self.size = len(content)
+        self.go_on = threading.Event()
+        self.go_on.set()
+        self.is_asked = threading.Event()
+
+    def read_into(self, offset, buffer):
+        self.is_asked.set()
+        self.go_on.wait(20)
+        buffer[:] = self._content[offset : offset + len(buffer)]
+
+    def close(self):
+        pass
+
+
+def test_a_share_that_ends_while_it_is_hashed_says_so(tmp_path):
+    source = Slow(model(1, 5, tmp_path))
+    failures = []
+    with weighlock.Server("127.0.0.1", 0) as server:
+        share = server.share(weighlock.open(source))
+        source.go_on.clear()
+        source.is_asked.clear()
+
+        def fetch():
+            try:
+                weighlock.fetch(share.url, limits=Limits(patience_s=1))
+            except WeighlockError as error:
+                failures.append(error)
+
+        thread = threading.Thread(target=fetch)
+        thread.start()
+        assert source.is_asked.wait(10)
+        time.sleep(0.1)
+        share.revoke()
+        source.go_on.set()
+        thread.join(20)
+    assert [type(failure) for failure in failures] == [ShareGone]
+
+
+def test_a_range_that_has_begun_is_whole_although_its_file_is_closed():
+    arrays = {f"{'x' * 60}{n}": np.full(1000, n, np.float32) for n in range(1000)}
+    file = lay_out(arrays)
+    contents = Contents(file)
+    pieces = contents.pieces(Span(0, file.size))
+    total = piece_bytes(next(pieces))
+    contents.close()
+    try:
+        total += sum(map(piece_bytes, pieces))
+    except WeighlockError:
+        return
+    assert total == file.size
+
+
+def piece_bytes(piece):
+    return piece.length if isinstance(piece, FilePart) else len(piece)
+
+
+def test_a_server_closed_before_it_started_says_nothing():
+    server = weighlock.Server("127.0.0.1", 0, start=False)
+    with socket.create_connection(("127.0.0.1", server.port)) as sock:
+        sock.sendall(b"GET /s/0123/model.safetensors HTTP/1.1\r\nHost: here\r\n\r\n")
+        time.sleep(0.1)
+        server.close(grace_s=1)
+        with contextlib.suppress(ConnectionResetError):
+            assert sock.recv(1000) == b""
+
+
+@needs_openssl
+def test_a_peer_that_never_shakes_hands_does_not_hold_up_the_end(certificates):
+    server = weighlock.Server(
+        "127.0.0.1",
+        0,
+        tls_cert=certificates.path("server"),
+        limits=Limits(connect_s=8),
+    )
+    with socket.create_connection(("127.0.0.1", server.port)):
+        time.sleep(0.2)
+        start = time.monotonic()
+        server.close(grace_s=0.1)
+        assert time.monotonic() - start < 3
+
+
+_MANY_DESCRIPTORS = """
+import os, resource, sys
+import numpy as np
+import weighlock
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (1500, most))
+held = [os.open("/dev/null", os.O_RDONLY) for _ in range(1100)]
+with weighlock.Server("127.0.0.1", 0) as server:
+    share = server.share({"a": np.ones(4, np.float32)})
+    print(share.url, flush=True)
+    more = []
+    try:
+        while True:
+            more.append(os.open("/dev/null", os.O_RDONLY))
+    except OSError:
+        pass
+    print("full", flush=True)
+    sys.stdin.readline()
+    for fd in more:
+        os.close(fd)
+    print("free", flush=True)
+    sys.stdin.readline()
+"""
+
+
+def test_a_server_with_many_descriptors_survives_having_none_left():
+    process = subprocess.Popen(
+        [sys.executable, "-c", _MANY_DESCRIPTORS],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    with process:
+        url = process.stdout.readline().strip()
+        assert process.stdout.readline() == "full\n"
+        address = Address.of(url)
+        with socket.create_connection((address.host, address.port)):
+            time.sleep(0.3)
+            process.stdin.write("go on\n")
+            process.stdin.flush()
+            assert process.stdout.readline() == "free\n"
+            assert weighlock.fetch(url)["a"].load().tolist() == [1, 1, 1, 1]
+        process.stdin.write("end\n")
+        process.stdin.flush()
+    assert process.returncode == 0
+
+
+# What is said to an owner, and what it says.
+
+
+def receipt_at(server, ticket):
+    """A receipt for a resource that a redirect led to."""
+    there = Address.of(server.url("/s/x/model.safetensors"))
+    remote = Remote(ticket, resource=Resource(there, 10, is_share=True), limits=BRIEF)
+    return remote, Receipt(remote)
+
+
+def test_an_answer_that_nests_without_end_is_no_answer():
+    def behave(request, content):
+        return Reply(200, {}, b'{"x":' + b"[" * 30_000)
+
+    with PlainServer({}, behave) as server:
+        remote, receipt = receipt_at(server, server.url("/s/x/model.safetensors"))
+        receipt.try_to_say("landed")
+        receipt.close()
+        remote.close()
+        assert server.requests
+
+
+def test_the_proof_of_a_ticket_stays_with_its_origin():
+    with weighlock.Server("127.0.0.1", 0) as owner, PlainServer({}, lambda *_: Reply(500)) as other:
+        share = owner.share({"a": np.ones(3, np.float32)}, receivers=["site-1"])
+        remote, receipt = receipt_at(other, share.url_for("site-1"))
+        receipt.try_to_say("started")
+        receipt.close()
+        remote.close()
+        assert other.requests
+        assert not any("weighlock-mac" in request.headers for request in other.requests)
+
+
+def test_a_tied_tensor_is_streamed_once():
+    tied = np.arange(13 << 20, dtype=np.uint8)
+    with weighlock.Server("127.0.0.1", 0) as server:
+        share = server.share({"emb": tied, "other": np.ones(5 << 20, np.uint8), "head": tied})
+        found = dict(weighlock.stream(share.url))
+    assert np.shares_memory(found["emb"], found["head"])
+    assert (found["head"] == tied).all()
