@@ -127,7 +127,7 @@ class TestInfo:
     def test_values_that_json_does_not_know(self, tmp_path, command):
         odd = {"raw": b"\xff\x00", "c": 1j, "inf": float("inf"), "nan": float("nan"), (1, 2): 3}
         odd |= {"set": {1}, "big": 2**100, "dtype": torch.float16, None: None, 1.5: True}
-        odd |= {"huge": 10**5000, 10**5001: 1, "alone": ["\ud800"], "nested": [10**5002]}
+        odd |= {"huge": 10**5000, "alone": ["\ud800"], "nested": [10**5002]}
         path = write(tmp_path / "m.pt", {"w": torch.ones(1), **odd})
         facts = json.loads(succeeded(command("info", "--json", path)))
         assert facts["tensors"] == 1

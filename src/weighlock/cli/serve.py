@@ -1,10 +1,12 @@
 """`weighlock serve`: weights offered over HTTP, as safetensors, without converting them."""
 
 import contextlib
+import math
 import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from contextlib import ExitStack
 from types import FrameType
@@ -29,6 +31,7 @@ from weighlock.sharing.inbox import Inbox
 __all__ = ["command"]
 
 _DEFAULT_PORT = 8400
+_LOOK_S = 0.5
 
 
 @click.command("serve")
@@ -171,7 +174,7 @@ def command(
         with shown_live(offers, verbose=verbose):
             if inbox is not None:
                 threading.Thread(target=_tell_landed, args=(inbox,), daemon=True).start()
-            stop.wait(expires)
+            _wait(stop, expires)
         click.echo("stopping", err=True)
 
 
@@ -185,6 +188,17 @@ def _tell_landed(inbox: Inbox) -> None:
         for name, catalog in inbox:
             with catalog:
                 click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
+
+
+def _wait(stop: threading.Event, most_s: float | None) -> None:
+    """Until somebody says stop, or so long.
+
+    In short steps: a signal that reaches another thread does not wake this one, which has to act.
+    """
+    until = math.inf if most_s is None else time.monotonic() + most_s
+    while not stop.wait(max(0.0, min(_LOOK_S, until - time.monotonic()))):
+        if time.monotonic() >= until:
+            return
 
 
 def _told_to_stop() -> threading.Event:
