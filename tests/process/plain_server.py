@@ -7,7 +7,7 @@ import threading
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-__all__ = ["PlainServer", "Reply", "Request", "ranged"]
+__all__ = ["PlainServer", "RawServer", "Reply", "Request", "asked_range", "ranged"]
 
 ETAG = '"strong-1"'
 
@@ -153,3 +153,56 @@ class PlainServer:
         handler.wfile.write(body)
         if "Content-Length" in reply.headers and int(reply.headers["Content-Length"]) > len(body):
             handler.close_connection = True
+
+
+class RawServer:
+    """Answers each connection with a function of its socket, in a thread."""
+
+    def __init__(self, answer):
+        self._answer = answer
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = self._listener.getsockname()[1]
+        self._socks, self._threads = [], [threading.Thread(target=self._accept)]
+        self._threads[0].start()
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._threads[0].join()
+        self._listener.close()
+        for sock in self._socks:
+            with contextlib.suppress(OSError):
+                sock.shutdown(socket.SHUT_RDWR)
+        for thread in self._threads:
+            thread.join()
+        for sock in self._socks:
+            sock.close()
+
+    def url(self, path):
+        return f"http://127.0.0.1:{self.port}{path}"
+
+    def _accept(self):
+        with contextlib.suppress(OSError):
+            while True:
+                sock, _ = self._listener.accept()
+                self._socks.append(sock)
+                self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
+                self._threads[-1].start()
+
+    def _serve(self, sock):
+        with contextlib.suppress(OSError):
+            self._answer(sock)
+
+
+def asked_range(sock):
+    """The next request's range; None when there is none."""
+    head = b""
+    while b"\r\n\r\n" not in head:
+        data = sock.recv(4096)
+        if not data:
+            return None
+        head += data
+    first, last = re.search(rb"bytes=(\d+)-(\d+)", head).groups()
+    return int(first), int(last) + 1

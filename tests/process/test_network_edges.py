@@ -2,7 +2,6 @@
 
 import contextlib
 import pickle
-import re
 import socket
 import subprocess
 import sys
@@ -14,7 +13,8 @@ import pytest
 
 import weighlock
 from process.certificates import certificates, needs_openssl
-from process.plain_server import PlainServer, Reply, ranged
+from process.plain_server import PlainServer, RawServer, Reply, asked_range, ranged
+from waiting import until
 from weighlock import Limits
 from weighlock.errors import Aborted, PeerLost, ShareGone, SourceChanged, WeighlockError
 from weighlock.sources.access import Address
@@ -182,56 +182,6 @@ def test_a_server_that_always_breaks_off_at_the_same_byte_is_given_up(tmp_path):
         left.unlink()
 
 
-class RawServer:
-    """Answers each connection with a function of its socket, in a thread."""
-
-    def __init__(self, answer):
-        self._answer = answer
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self.port = self._listener.getsockname()[1]
-        self._socks, self._threads = [], [threading.Thread(target=self._accept)]
-        self._threads[0].start()
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._threads[0].join()
-        self._listener.close()
-        for sock in self._socks:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in self._socks:
-            sock.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                sock, _ = self._listener.accept()
-                self._socks.append(sock)
-                self._threads.append(threading.Thread(target=self._serve, args=(sock,)))
-                self._threads[-1].start()
-
-    def _serve(self, sock):
-        with contextlib.suppress(OSError):
-            self._answer(sock)
-
-
-def asked_range(sock):
-    """The next request's range; None when there is none."""
-    head = b""
-    while b"\r\n\r\n" not in head:
-        data = sock.recv(4096)
-        if not data:
-            return None
-        head += data
-    first, last = re.search(rb"bytes=(\d+)-(\d+)", head).groups()
-    return int(first), int(last) + 1
-
-
 def range_head(content, first, last, more=""):
     return (
         f'HTTP/1.1 206 Partial Content\r\nETag: "1"\r\n{more}'
@@ -253,7 +203,7 @@ def test_endless_trailers_are_not_read_to_their_end(tmp_path):
     with RawServer(answer) as server:
         start = time.monotonic()
         with pytest.raises(WeighlockError):
-            weighlock.fetch(f"http://127.0.0.1:{server.port}/a", limits=BRIEF)
+            weighlock.fetch(server.url("/a"), limits=BRIEF)
         assert time.monotonic() - start < 5
 
 
@@ -280,7 +230,7 @@ def test_a_stop_is_heard_while_a_server_is_silent(way, answers, tmp_path):
             sock.sendall(head + b"\r\n" + content[first:last])
 
     with RawServer(answer) as server:
-        url = f"http://127.0.0.1:{server.port}/a"
+        url = server.url("/a")
         assert_stopped(way, url)
 
 
@@ -345,7 +295,6 @@ def test_a_share_that_ends_while_it_is_hashed_says_so(tmp_path):
         thread = threading.Thread(target=fetch)
         thread.start()
         assert source.is_asked.wait(10)
-        time.sleep(0.1)
         share.revoke()
         source.go_on.set()
         thread.join(20)
@@ -366,6 +315,11 @@ def test_a_range_that_has_begun_is_whole_although_its_file_is_closed():
     assert total == file.size
 
 
+def is_served():
+    """Whether a server of this process has a thread for somebody."""
+    return any(thread.name == "weighlock-serve" for thread in threading.enumerate())
+
+
 def piece_bytes(piece):
     return piece.length if isinstance(piece, FilePart) else len(piece)
 
@@ -374,7 +328,7 @@ def test_a_server_closed_before_it_started_says_nothing():
     server = weighlock.Server("127.0.0.1", 0, start=False)
     with socket.create_connection(("127.0.0.1", server.port)) as sock:
         sock.sendall(b"GET /s/0123/model.safetensors HTTP/1.1\r\nHost: here\r\n\r\n")
-        time.sleep(0.1)
+        until(is_served)
         server.close(grace_s=1)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(1000) == b""
@@ -389,7 +343,7 @@ def test_a_peer_that_never_shakes_hands_does_not_hold_up_the_end(certificates):
         limits=Limits(connect_s=8),
     )
     with socket.create_connection(("127.0.0.1", server.port)):
-        time.sleep(0.2)
+        until(is_served)
         start = time.monotonic()
         server.close(grace_s=0.1)
         assert time.monotonic() - start < 3
@@ -425,6 +379,7 @@ def test_a_server_with_many_descriptors_survives_having_none_left():
         [sys.executable, "-c", _MANY_DESCRIPTORS],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
     with process:
@@ -432,7 +387,7 @@ def test_a_server_with_many_descriptors_survives_having_none_left():
         assert process.stdout.readline() == "full\n"
         address = Address.of(url)
         with socket.create_connection((address.host, address.port)):
-            time.sleep(0.3)
+            assert "no descriptors left" in process.stderr.readline()
             process.stdin.write("go on\n")
             process.stdin.flush()
             assert process.stdout.readline() == "free\n"

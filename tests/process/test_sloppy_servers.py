@@ -4,12 +4,10 @@ Every way to read must end in the exact bytes or in an error that says what was 
 what a server answers is believed only as far as it says that it is what was asked for.
 """
 
-import contextlib
 import gzip
+import itertools
 import json
 import os
-import re
-import socket
 import ssl
 import subprocess
 import sys
@@ -26,7 +24,7 @@ import pytest
 import weighlock
 from conftest import open_descriptors
 from process.certificates import certificates, needs_openssl
-from process.plain_server import ETAG, PlainServer, Reply, ranged
+from process.plain_server import ETAG, PlainServer, RawServer, Reply, asked_range, ranged
 from unit.unit_samples import quick_collections
 from weighlock import Access, Credential, Limits
 from weighlock.errors import (
@@ -502,12 +500,12 @@ def test_endless_body_of_an_error_is_not_read(serve):
 def test_abort_is_prompt_while_a_server_sends_nothing(way, ending, content, tmp_path):
     """I19. A server that will close the connection (HTTP/1.0, `python -m http.server`) as well."""
     abort = weighlock.Abort()
-    with StuckServer(content, ending) as server:
+    with stuck(content, ending) as server:
         timer = threading.Timer(0.3, abort.set)
         timer.start()
         start = time.monotonic()
         with pytest.raises(Aborted):
-            way(server.url, tmp_path, abort=abort, limits=Limits(idle_s=2.5))
+            way(server.url(PATH), tmp_path, abort=abort, limits=Limits(idle_s=2.5))
         assert time.monotonic() - start < 1.5
         timer.join()  # the fetch may end before the call that ended it
 
@@ -531,59 +529,26 @@ def test_reply_that_is_not_believed_is_dropped_at_once(ending, serve):
     assert after == sockets - 1  # the one it listened on
 
 
-class StuckServer:
-    """Answers the first request, and then sends a head and a few bytes and no more."""
+def stuck(content, ending):
+    """A server that answers one request, and to others sends a head, a few bytes and no more."""
+    numbers = itertools.count()
 
-    def __init__(self, content, ending):
-        self._listener = socket.create_server(("127.0.0.1", 0))
-        self._content = content
-        self._ending = ending
-        self._socks = []
-        self.url = f"http://127.0.0.1:{self._listener.getsockname()[1]}{PATH}"
-        self._threads = [threading.Thread(target=self._accept)]
-        self._threads[0].start()
+    def answer(sock):
+        number = next(numbers)
+        asked = asked_range(sock)
+        if asked is None:
+            return
+        first, last = asked[0], min(asked[1], len(content))
+        sock.sendall(
+            f"HTTP/1.1 206 Partial Content\r\nContent-Length: {last - first}\r\n"
+            f"Content-Range: bytes {first}-{last - 1}/{len(content)}\r\n"
+            f"Connection: {ending}\r\n\r\n".encode()
+        )
+        sock.sendall(content[first:last] if number == 0 else content[first : first + 1000])
+        while sock.recv(4096):
+            pass
 
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        self._listener.shutdown(socket.SHUT_RDWR)
-        self._listener.close()
-        for sock in self._socks:
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
-        for thread in self._threads:
-            thread.join()
-        for sock in self._socks:
-            sock.close()
-
-    def _accept(self):
-        with contextlib.suppress(OSError):
-            while True:
-                self._socks.append(self._listener.accept()[0])
-                number = len(self._socks)
-                thread = threading.Thread(target=self._answer, args=(self._socks[-1], number))
-                self._threads.append(thread)
-                thread.start()
-
-    def _answer(self, sock, number):
-        with contextlib.suppress(OSError):
-            head = b""
-            while b"\r\n\r\n" not in head and (data := sock.recv(4096)):
-                head += data
-            found = re.search(rb"bytes=(\d+)-(\d+)", head)
-            if found is None:
-                return
-            first, last = int(found[1]), min(int(found[2]), len(self._content) - 1)
-            sock.sendall(
-                f"HTTP/1.1 206 Partial Content\r\nContent-Length: {last - first + 1}\r\n"
-                f"Content-Range: bytes {first}-{last}/{len(self._content)}\r\n"
-                f"Connection: {self._ending}\r\n\r\n".encode()
-            )
-            body = self._content[first : last + 1]
-            sock.sendall(body if number == 1 else body[:1000])
-            while sock.recv(4096):
-                pass
+    return RawServer(answer)
 
 
 # Statuses.
