@@ -134,32 +134,31 @@ class _Prefetched:
 
     def __iter__(self) -> Iterator[tuple[str, Array]]:
         worker = threading.Thread(target=self._work, name="weighlock-stream", daemon=True)
-        with self._abort.waking(lambda: self._own.set(self._abort.reason)):
-            worker.start()
-            try:
-                while True:
-                    batch = self._batches.get()
-                    if batch is None:
-                        worker.join()
-                        return
-                    if isinstance(batch, BaseException):
-                        raise batch
-                    self._room.release()
-                    refs = dict(batch)
-                    del batch
-                    while refs:  # let go of each as it is handed out
-                        name = next(iter(refs))
-                        yield name, refs.pop(name).load()
-            finally:
-                if worker.is_alive():  # after a good end the owner is still to be told
-                    self._own.set("the stream was closed")
+        worker.start()
+        try:
+            while True:
+                batch = self._batches.get()
+                if batch is None:
+                    worker.join()
+                    return
+                if isinstance(batch, BaseException):
+                    raise batch
                 self._room.release()
-                while worker.is_alive():
-                    try:
-                        self._batches.get(timeout=0.05)
-                    except queue.Empty:
-                        continue
-                worker.join()
+                refs = dict(batch)
+                del batch
+                while refs:  # let go of each as it is handed out
+                    name = next(iter(refs))
+                    yield name, refs.pop(name).load()
+        finally:
+            if worker.is_alive():  # after a good end the owner is still to be told
+                self._own.set("the stream was closed")
+            self._room.release()
+            while worker.is_alive():
+                try:
+                    self._batches.get(timeout=0.05)
+                except queue.Empty:
+                    continue
+            worker.join()
 
     def _work(self) -> None:
         try:

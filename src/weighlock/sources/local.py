@@ -16,14 +16,14 @@ from typing import TypeAlias
 
 from weighlock.errors import ShortRead, SourceChanged, SourceError
 from weighlock.sources.turns import in_turns
+from weighlock.tensors.arrays import HUGE_PAGE
 
 __all__ = ["BytesSource", "FileSource", "Fingerprint"]
 
 _PARALLEL_BYTES = 8 * 1024 * 1024
 """From this size on two threads share a read: page faults and copies then run on two cores."""
 
-_HUGE_PAGE = 2 * 1024 * 1024
-_STRIP_BYTES = 2 * _HUGE_PAGE
+_STRIP_BYTES = 2 * HUGE_PAGE
 _MOST_PER_CALL = 0x7FFF_F000  # what Linux moves in one system call at the most
 
 Path: TypeAlias = "str | os.PathLike[str]"
@@ -314,7 +314,7 @@ def _strips(parts: Iterable[Part]) -> Iterator[Part]:
     for offset, buffer in parts:
         begin = 0
         # The first ends where a huge page does: two threads never fault on the same one.
-        end = _STRIP_BYTES - _address(buffer) % _HUGE_PAGE if len(buffer) > _STRIP_BYTES else None
+        end = _STRIP_BYTES - _address(buffer) % HUGE_PAGE if len(buffer) > _STRIP_BYTES else None
         while begin < len(buffer):
             yield offset + begin, buffer[begin:end]
             begin = len(buffer) if end is None else end

@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from weighlock.tensors.torch import Tensor
 
 __all__ = [
+    "HUGE_PAGE",
     "Array",
     "SlicedArray",
     "array_pieces",
@@ -27,7 +28,8 @@ Array: TypeAlias = "np.ndarray[Any, np.dtype[Any]]"
 _LARGE_BYTES = 4 * 1024 * 1024
 """From here on numpy asks for huge pages."""
 
-_HUGE_PAGE = 2 * 1024 * 1024
+HUGE_PAGE = 2 * 1024 * 1024
+"""Bytes of a page that takes one fault where small ones take 512."""
 
 _WASTE = 32
 """The last huge page is used up to this fraction of an array, or small pages are better."""
@@ -77,10 +79,10 @@ def empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
     with a fault for each. What is reserved beyond the array is never touched: it takes no memory.
     """
     nbytes = math.prod(shape) * dtype.itemsize
-    if nbytes < _LARGE_BYTES or -nbytes % _HUGE_PAGE > nbytes // _WASTE:
+    if nbytes < _LARGE_BYTES or -nbytes % HUGE_PAGE > nbytes // _WASTE:
         return np.empty(shape, dtype)
-    reserved = np.empty(nbytes + _HUGE_PAGE, np.uint8)
-    start = -reserved.ctypes.data % _HUGE_PAGE
+    reserved = np.empty(nbytes + HUGE_PAGE, np.uint8)
+    start = -reserved.ctypes.data % HUGE_PAGE
     return reserved[start : start + nbytes].view(dtype).reshape(shape)
 
 
