@@ -214,3 +214,17 @@ def test_a_median_with_nan_is_nan_or_refused():
     assert (caught.value.row, caught.value.unit) == (1, 1)
     found = combined(TrimmedMean((DType.F32,) * 3, 1, finite=False), rows, rows[0].dtype)
     assert np.isnan(found).tolist() == [False, True, False]
+
+
+@pytest.mark.parametrize("numbers", [8191, 8192, 8193, 3 * 8192, 3 * 8192 + 1])
+def test_an_outlier_does_not_change_its_neighbours(numbers):
+    """Pieces of a block have bounds of their own, the last one may be short."""
+    rng = np.random.default_rng(5)
+    rows = [rng.standard_normal(numbers).astype(BF16) for _ in range(4)]
+    weights = shares(4)
+    plain = bf16_sum(rows, weights)
+    rows[2][numbers // 2] = 1e30
+    found = bf16_sum(rows, weights)
+    assert ulps_off(found, reference(rows, weights), "BF16") <= 0.5
+    others = np.arange(numbers) != numbers // 2
+    assert (found[others] == plain[others]).all()

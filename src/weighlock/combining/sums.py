@@ -29,8 +29,11 @@ __all__ = ["WeightedSum", "step_units", "widened"]
 _STEP_NUMBERS = 256 * 1024
 """Numbers that are widened at once, all rows together: 2 MiB of float64."""
 
-_ONE, _SIXTEEN = np.uint32(1), np.uint32(16)
-_BELOW_TIE, _TIE = np.uint32(0x7FFF), np.uint32(0x8000)
+_BF16 = DType.BF16.numpy
+
+_PIECE = 8192
+"""Numbers of bf16 that share a bound of what their sums are off. An outlier widens it for all of
+them, and more have to be summed again; for shorter pieces, bounds would take longer than sums."""
 
 _EXACT = 2**53
 """Integers up to here are floats."""
@@ -73,6 +76,7 @@ class WeightedSum:
             count = min(step, units - begin)
             values = self._values(rows, begin, count, kind, desk)
             sums = desk.array("sums", (count * per,), kind)
+            desk.align_casts(kind)
             _sum(weights, values, sums)
             if self.finite and not np.isfinite(sums).all():
                 raise _not_finite(values, begin, per)
@@ -129,62 +133,60 @@ class WeightedSum:
         sizes = np.abs(weights[weights != 0])
         if sizes.size and not (sizes.min() >= _LEAST and sizes.max() <= _LARGEST):
             return False
-        total = _largest_sum(weights, bits)
-        if not total < _LARGEST:
+        whole = result.size - result.size % _PIECE
+        spans = [s for s in (slice(0, whole), slice(whole, None)) if result[s].size]
+        totals = [_largest_sums(weights, bits[:, span]) for span in spans]
+        if not all((each < _LARGEST).all() for each in totals):
             return False
-        sums = desk.array("sums", result.shape, np.float32)
-        ends = desk.array("ends", result.shape, np.float32)
-        _sum(weights.astype(np.float32), rows.view(DType.BF16.numpy), sums)
-        margin = np.nextafter(np.float32(_off_by(len(weights), total)), np.float32(np.inf))
-        np.add(sums, margin, out=ends)
-        np.subtract(sums, margin, out=sums)
-        # Rounded by integers, with ties away from zero: a tie inside the interval parts its ends.
-        low, high = sums.view(np.uint32), ends.view(np.uint32)
-        for end in (low, high):
-            np.add(end, _TIE, out=end)
-            np.right_shift(end, _SIXTEEN, out=end)
-        np.copyto(result, low, casting="unsafe")
-        parted = desk.array("parted", result.shape, np.bool_)
-        undecided = np.flatnonzero(np.not_equal(low, high, out=parted))
-        for begin in range(0, undecided.size, _AGAIN_COLUMNS):
-            columns = undecided[begin : begin + _AGAIN_COLUMNS]
-            result[columns] = _sum_again(weights, bits, columns)
+        for span, each in zip(spans, totals, strict=True):
+            _sum_bf16(weights, bits[:, span], each, result[span], desk)
         return True
 
 
-def _largest_sum(weights: Array, bits: Array) -> float:
-    """What no weighted sum of columns of bf16 is beyond."""
+def _sum_bf16(weights: Array, bits: Array, totals: Array, result: Array, desk: Desk) -> None:
+    """Sums of equal pieces, in none of which one is beyond the total of its piece."""
+    pieces = len(totals), -1
+    sums = desk.array("sums", result.shape, np.float32)
+    desk.align_casts(np.float32)
+    _sum(weights.astype(np.float32), bits.view(_BF16), sums)
+    margins = _off_by(len(weights), totals)[:, None]
+    # A sum lies between both ends: so it does when all three are rounded.
+    ends = result, desk.array("ends", result.shape, np.uint16)
+    for add, end in zip((np.subtract, np.add), ends, strict=True):
+        out = end.view(_BF16).reshape(pieces)
+        add(sums.reshape(pieces), margins, out=out, dtype=np.float32, casting="unsafe")
+    parted = desk.array("parted", result.shape, np.bool_)
+    undecided = np.flatnonzero(np.not_equal(*ends, out=parted))
+    for begin in range(0, undecided.size, _AGAIN_COLUMNS):
+        columns = undecided[begin : begin + _AGAIN_COLUMNS]
+        # Picked out, they lie column by column, and einsum would add them in another order.
+        result[columns] = _sum_again(weights, np.ascontiguousarray(bits[:, columns]))
+
+
+def _largest_sums(weights: Array, bits: Array) -> Array:
+    """What no weighted sum of columns of bf16 is beyond, in each piece of them."""
+    pieces = bits.reshape(len(bits), -1, min(_PIECE, bits.shape[1]))
     # As unsigned integers the largest is the most negative number, as signed the most positive.
-    negative = bits.max(axis=1).astype(np.int32) & 0x7FFF
-    largest = np.maximum(negative, bits.view(np.int16).max(axis=1))
-    return float(np.abs(weights) @ (largest << 16).view(np.float32))
+    negative = pieces.max(axis=2).astype(np.int32) & 0x7FFF
+    largest = np.maximum(negative, pieces.view(np.int16).max(axis=2))
+    totals: Array = np.abs(weights) @ (largest << 16).view(np.float32)
+    return totals
 
 
-def _off_by(rows: int, total: float) -> float:
-    """More than what float32 sums of so many rows are off, where no sum is beyond `total`."""
+def _off_by(rows: int, totals: Array) -> Array:
+    """More than what float32 sums of so many rows are off, where no sum is beyond a total."""
     # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each is
-    # off by 2**-24 of `total` at the most; or by 2**-150, next to zero.
-    return (rows + 2) * (2.0**-24 * 1.001 * total + 2.0**-148)
+    # off by 2**-24 of the total at the most; or by 2**-150, next to zero.
+    margins = (rows + 2) * (2.0**-24 * 1.001 * totals + 2.0**-148)
+    return np.nextafter(margins.astype(np.float32), np.float32(np.inf))
 
 
-def _sum_again(weights: Array, bits: Array, columns: Array) -> Array:
+def _sum_again(weights: Array, bits: Array) -> Array:
     """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
-    chosen = np.empty((len(bits), columns.size), np.uint16)
-    for row, numbers in zip(bits, chosen, strict=True):
-        row.take(columns, out=numbers, mode="clip")  # "raise" would copy once more
-    sums = np.empty(columns.size)
-    _sum(weights, chosen.view(DType.BF16.numpy), sums)
-    return _half_even(to_odd(sums).view(np.uint32))
-
-
-def _half_even(bits: Array) -> Array:
-    """The bits of finite float32 as those of bf16, each in the low half of a word."""
-    odd = bits >> _SIXTEEN
-    odd &= _ONE
-    odd += bits
-    odd += _BELOW_TIE
-    odd >>= _SIXTEEN
-    return odd
+    sums = np.empty(bits.shape[1])
+    _sum(weights, bits.view(_BF16), sums)
+    rounded: Array = to_odd(sums).astype(_BF16).view(np.uint16)
+    return rounded
 
 
 def step_units(rows: int) -> int:
