@@ -12,13 +12,22 @@ from weighlock.disk.resumable import ResumableFile
 from weighlock.errors import FormatError
 from weighlock.formats.safetensors import arrange, build_header
 from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span, blocks_of
-from weighlock.tensors.spec import Span, TensorSpec
-from weighlock.transfer.landing import FileLanding, MemoryLanding, PartLanding, Target
+from weighlock.tensors.spec import TensorSpec
+from weighlock.transfer.landing import FileLanding, MemoryLanding, PartLanding
 
 __all__ = ["quick_collections"]  # a fixture of this module
 
 CONTENT = np.random.default_rng(0).integers(0, 256, 3 * BLOCK_BYTES + 12_345, np.uint8).tobytes()
 SIZE = len(CONTENT)
+
+
+class Arrays:
+    """Memory for some spans."""
+
+    def __init__(self, arrays):
+        self.spans = sorted(arrays, key=lambda span: span.offset)
+        self._buffers = [np.frombuffer(arrays[span], np.uint8) for span in self.spans]
+        self.buffer = self._buffers.__getitem__
 
 
 @pytest.fixture(scope="module")
@@ -73,10 +82,7 @@ manners = st.lists(st.integers(0, 2), min_size=4, max_size=4)
 def test_memory_holds_the_tensors(model, order, ways):
     content, spans, _ = model
     buffers = {name: bytearray(span.length) for name, span in spans.items()}
-    targets = sorted(
-        (Target(span, np.frombuffer(buffers[name], np.uint8)) for name, span in spans.items()),
-        key=lambda target: target.span.offset,
-    )
+    targets = Arrays({span: buffers[name] for name, span in spans.items()})
     landing = MemoryLanding(targets, len(content))
     assert list(landing.blocks) == [0, 1, 2, 3]
     fill(landing, content, order, ways)
@@ -90,9 +96,7 @@ def test_some_tensors_need_only_their_blocks(model, names, ways):
     content, spans, _ = model
     chosen = sorted((spans[name] for name in names), key=lambda span: span.offset)
     arrays = {span: bytearray(span.length) for span in chosen}
-    landing = MemoryLanding(
-        [Target(s, np.frombuffer(arrays[s], np.uint8)) for s in chosen], len(content)
-    )
+    landing = MemoryLanding(Arrays(arrays), len(content))
     covered = {block for span in chosen for block in blocks_of(span)}
     assert list(landing.blocks) == sorted(covered)
     fill(landing, content, landing.blocks, ways)
@@ -103,15 +107,10 @@ def test_some_tensors_need_only_their_blocks(model, names, ways):
 def test_large_tensor_is_received_straight_into_its_memory(model):
     content, spans, _ = model
     array = np.zeros(spans["b"].length, np.uint8)
-    landing = MemoryLanding([Target(spans["b"], array)], len(content))
+    landing = MemoryLanding(Arrays({spans["b"]: array}), len(content))
     views = landing.place().views(1)
     assert len(views) == 1
     assert np.shares_memory(np.frombuffer(views[0], np.uint8), array)
-
-
-def test_tensors_of_no_bytes_want_nothing():
-    landing = MemoryLanding([Target(Span(100, 0), np.empty(0, np.uint8))], SIZE)
-    assert list(landing.blocks) == []
 
 
 @settings(max_examples=10)

@@ -4,14 +4,16 @@ Checks names, shapes, dtypes and sizes before anything is asked for. Knows no co
 """
 
 import os
-from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
+from typing import Protocol
 
 import numpy as np
 
-from weighlock.errors import LayoutError, LimitExceeded
+from weighlock.errors import Aborted, LayoutError, LimitExceeded
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
@@ -19,9 +21,9 @@ from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.filling import slots_of, targets_of
 from weighlock.tensors.ref import ArrayRef, TensorRef
-from weighlock.tensors.spec import Span
+from weighlock.tensors.spec import Span, TensorSpec
 from weighlock.tensors.stored import StoredRef
-from weighlock.transfer.landing import Target
+from weighlock.transfer.landing import Targets
 
 _SMALL_BYTES = 128 * 1024
 """Below this, malloc takes memory from its heap; above, from the system."""
@@ -29,21 +31,23 @@ _SMALL_BYTES = 128 * 1024
 _HEAP_BYTES = 16 * 1024 * 1024
 """A piece of the heap; glibc takes up to twice as much from it once it saw as much come back."""
 
+_TOLD = 256
+"""Arrays that are made before those who wait for one are told."""
+
 __all__ = ["Received", "check_memory", "into_arrays", "into_new_memory", "lie_apart"]
 
 
-@dataclass(frozen=True, slots=True)
-class Received:
-    """Where tensors arrive, and what is there afterwards."""
+class Received(Targets, Protocol):
+    """Tensors that are to arrive, and where their bytes go."""
 
-    targets: list[Target]
-    catalog: Catalog
-    after: list[Callable[[], object]] = field(default_factory=list)
+    def make(self) -> None:
+        """Make what they go to, in the order of the file. Once, by one thread.
 
-    def complete(self) -> None:
-        """Do what is left when every target is filled."""
-        for step in self.after:
-            step()
+        Meanwhile others may ask for buffers: they wait for those that are not made yet.
+        """
+
+    def complete(self) -> Catalog:
+        """They are all there: do what is left, and give them."""
 
 
 def lie_apart(refs: Iterable[TensorRef], source: object) -> bool:
@@ -66,47 +70,91 @@ def lie_apart(refs: Iterable[TensorRef], source: object) -> bool:
 
 
 def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
-    """A buffer of its own for each tensor; they lie apart.
+    """An array of its own for each tensor; they lie apart.
 
-    Names of the same tensor have one buffer together.
+    Names of the same tensor have one array together.
 
     Raises:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
-    # Who begins where another begins is the same tensor, as they lie apart.
-    spans = [_span(ref) for ref in chosen.values()]
-    lengths = {span.offset: span.length for span in spans if span.length}
-    check_memory(sum(lengths.values()), limits)
-    del lengths
-    heap_left = _HEAP_BYTES  # a few small ones are not worth it
-    buffers: dict[int, Array] = {}
-    targets: list[Target] = []
-    refs: dict[str, TensorRef] = {}
-    for (name, ref), span in zip(chosen.items(), spans, strict=True):
-        spec = ref.spec
-        buffer = buffers.get(span.offset) if span.length else None
-        is_new = buffer is None
-        if spec.dtype.is_packed:
-            if buffer is None:
-                buffer = empty((span.length,), np.dtype(np.uint8))
-            refs[name] = StoredRef(spec, BytesSource(byte_view(buffer)), Span(0, span.length))
-        elif buffer is None:
-            if span.length < _SMALL_BYTES:
-                heap_left -= span.length
-                if heap_left < 0:
-                    _lay_heap_in_huge_pages()
-                    heap_left = _HEAP_BYTES
-            array = empty(spec.shape, spec.dtype.numpy)
-            buffer = flat_bytes(array)
-            refs[name] = ArrayRef(spec, array)
-        else:  # another name for the same tensor
-            refs[name] = ArrayRef(spec, buffer.view(spec.dtype.numpy).reshape(spec.shape))
-        if is_new and span.length:
-            buffers[span.offset] = buffer
-            targets.append(Target(span, buffer))
-    targets.sort(key=lambda target: target.span.offset)
-    beside = Beside(aliases=chosen.aliases, groups=chosen.groups)
-    return Received(targets, Catalog(refs, chosen.metadata, beside=beside))
+    arrays = _NewArrays(chosen)
+    check_memory(sum(span.length for span in arrays.spans), limits)
+    return arrays
+
+
+class _NewArrays:
+    """Tensors in new arrays. For 100,000 of them, making takes half a second of a fetch's two.
+
+    So one thread makes them while others receive already. Not each its own: every thread has a heap
+    of its own, those of short-lived ones come in small pages, and are given back with them.
+    """
+
+    def __init__(self, chosen: Catalog) -> None:
+        self._chosen = chosen
+        # Who begins where another begins is the same tensor, as they lie apart.
+        first = {ref.span.offset: ref for ref in reversed(_stored(chosen)) if ref.span.length}
+        stored = sorted(first.values(), key=lambda ref: ref.span.offset)
+        self.spans = [ref.span for ref in stored]
+        self._specs = [ref.spec for ref in stored]
+        self._refs: list[TensorRef] = []
+        self._buffers: list[Array] = []
+        self._more = threading.Condition()
+        self._is_over = False
+
+    def make(self) -> None:
+        heap_left = _HEAP_BYTES  # a few small ones are not worth it
+        try:
+            for number, spec in enumerate(self._specs):
+                nbytes = self.spans[number].length
+                if nbytes < _SMALL_BYTES:
+                    heap_left -= nbytes
+                    if heap_left < 0:
+                        _lay_heap_in_huge_pages()
+                        heap_left = _HEAP_BYTES
+                ref, buffer = _new(spec)
+                self._refs.append(ref)
+                self._buffers.append(buffer)
+                if number % _TOLD == 0:
+                    with self._more:
+                        self._more.notify_all()
+        finally:
+            with self._more:
+                self._is_over = True
+                self._more.notify_all()
+
+    def buffer(self, number: int) -> Array:
+        if number >= len(self._buffers):
+            with self._more:
+                self._more.wait_for(lambda: number < len(self._buffers) or self._is_over)
+            if number >= len(self._buffers):
+                raise Aborted("there is no memory for what arrives")
+        return self._buffers[number]
+
+    def complete(self) -> Catalog:
+        made = {span.offset: ref for span, ref in zip(self.spans, self._refs, strict=True)}
+        refs: dict[str, TensorRef] = {}
+        for name, ref in zip(self._chosen, _stored(self._chosen), strict=True):
+            spec = ref.spec
+            found = made[ref.span.offset] if ref.span.length else _new(spec)[0]
+            refs[name] = found if found.spec is spec else _also(found, spec)
+        beside = Beside(aliases=self._chosen.aliases, groups=self._chosen.groups)
+        return Catalog(refs, self._chosen.metadata, beside=beside)
+
+
+def _new(spec: TensorSpec) -> tuple[TensorRef, Array]:
+    """A tensor in memory of its own, and that memory."""
+    if spec.dtype.is_packed:
+        buffer = empty((spec.nbytes,), np.dtype(np.uint8))
+        return StoredRef(spec, BytesSource(byte_view(buffer)), Span(0, spec.nbytes)), buffer
+    array = empty(spec.shape, spec.dtype.numpy)
+    return ArrayRef(spec, array), flat_bytes(array)
+
+
+def _also(ref: TensorRef, spec: TensorSpec) -> TensorRef:
+    """The same tensor under another name."""
+    if isinstance(ref, StoredRef):
+        return StoredRef(spec, ref.source, ref.span)
+    return ArrayRef(spec, ref.load().view(spec.dtype.numpy).reshape(spec.shape))
 
 
 def _lay_heap_in_huge_pages() -> None:
@@ -118,7 +166,9 @@ def _lay_heap_in_huge_pages() -> None:
     np.empty(_HEAP_BYTES, np.uint8)
 
 
-def into_arrays(chosen: Catalog, out: object, *, strict: bool, lazily: bool = False) -> Received:
+def into_arrays(
+    chosen: Catalog, out: object, *, strict: bool, lazily: bool = False
+) -> "_GivenArrays":
     """The arrays, tensors or module that receive the tensors of the same names.
 
     Args:
@@ -138,27 +188,51 @@ def into_arrays(chosen: Catalog, out: object, *, strict: bool, lazily: bool = Fa
             f"names differ: {absent[:3]} have no place in out=, {missing[:3]} do not come"
             f" ({len(absent)} and {len(missing)} in all)"
         )
-    targets: dict[Span, Target] = {}
+    buffers: dict[Span, Array] = {}
     after: list[Callable[[], object]] = []
     for name, ref in chosen.items():
         slot = slots[name]
         slot.check(ref, cast=False)
         memory = slot.memory()
         span = ref.contiguous_span if isinstance(ref, StoredRef) else None
-        if lazily or memory is None or span is None or span in targets:
+        if lazily or memory is None or span is None or span in buffers:
             # Strided, on a device, or a second array for the same tensor: filled piece by piece.
             if (
                 lazily
                 or span is None
-                or span not in targets
-                or _address(memory) != _address(byte_view(targets[span].buffer))
+                or span not in buffers
+                or _address(memory) != _address(byte_view(buffers[span]))
             ):
                 after.append(lambda slot=slot, ref=ref: slot.fill(ref))  # type: ignore[misc]
         elif span.length:
-            targets[span] = Target(span, np.frombuffer(memory, np.uint8))
+            buffers[span] = np.frombuffer(memory, np.uint8)
     refs = {name: as_ref(name, value) for name, value in targets_of(out).items() if name in chosen}
-    ordered = sorted(targets.values(), key=lambda target: target.span.offset)
-    return Received(ordered, Catalog(refs, chosen.metadata), after)
+    spans = sorted(buffers, key=attrgetter("offset"))
+    return _GivenArrays(
+        spans, [buffers[span] for span in spans], Catalog(refs, chosen.metadata), after
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class _GivenArrays:
+    """Tensors in arrays somebody has."""
+
+    spans: Sequence[Span]
+    buffers: Sequence[Array]
+    catalog: Catalog
+    after: Sequence[Callable[[], object]]
+    """What fills those that cannot be received into."""
+
+    def make(self) -> None:
+        """Nothing: they are there."""
+
+    def buffer(self, number: int) -> Array:
+        return self.buffers[number]
+
+    def complete(self) -> Catalog:
+        for step in self.after:
+            step()
+        return self.catalog
 
 
 def check_memory(wanted: int, limits: Limits) -> None:
@@ -182,7 +256,6 @@ def _address(memory: memoryview | None) -> int | None:
     return address
 
 
-def _span(ref: TensorRef) -> Span:
-    span = ref.contiguous_span if isinstance(ref, StoredRef) else None
-    assert span is not None  # noqa: S101
-    return span
+def _stored(chosen: Catalog) -> list[StoredRef]:
+    """Its refs, all of which lie in one file."""
+    return [ref for ref in chosen.values() if isinstance(ref, StoredRef)]

@@ -77,12 +77,18 @@ class Moving:
         self._over = threading.Event()
         self._failures: list[BaseException] = []
 
-    def run(self, threads: int, mover: Callable[["Moving"], Move]) -> None:
+    def run(
+        self,
+        threads: int,
+        mover: Callable[["Moving"], Move],
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Move every block of the plan.
 
         Args:
             threads: how many work at once.
             mover: called in each thread for what moves its runs.
+            meanwhile: done first by this thread, when the others have begun.
 
         Raises:
             Aborted: somebody said stop.
@@ -94,7 +100,7 @@ class Moving:
         ]
         for thread in others:
             thread.start()
-        self._work(mover)
+        self._work(mover, meanwhile)
         for thread in others:
             try:
                 thread.join()
@@ -103,13 +109,19 @@ class Moving:
                 thread.join()
         if self._failures:
             self._abort.check()
-            raise self._failures[0]
+            # Nobody said stop: who stopped did so for what another met.
+            met = [each for each in self._failures if not isinstance(each, Aborted)]
+            raise (met or self._failures)[0]
         if not self._plan.is_complete:
             raise RemoteProtocolError(f"{self._connections.label}: not every block was moved")
         self._abort.check()
 
-    def _work(self, mover: Callable[["Moving"], Move]) -> None:
+    def _work(
+        self, mover: Callable[["Moving"], Move], before: Callable[[], None] | None = None
+    ) -> None:
         try:
+            if before is not None:
+                before()
             move = mover(self)
             while not self._over.is_set():
                 with self._lock:

@@ -129,20 +129,28 @@ class One:
             if out is None
             else into_arrays(chosen, out, strict=self._names is None)
         )
-        landing = MemoryLanding(received.targets, self._source.size)
+        landing = MemoryLanding(received, self._source.size)
         progress = Progress(_bytes_of(landing, self._source.size), tell)
-        self._pull(remote, landing, progress)
-        received.complete()
-        return received.catalog
+        self._pull(remote, landing, progress, received.make)
+        return received.complete()
 
-    def _pull(self, remote: Catalog | None, landing: Landing, progress: Progress) -> None:
+    def _pull(
+        self,
+        remote: Catalog | None,
+        landing: Landing,
+        progress: Progress,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         blocks = list(landing.blocks)
         if self._base is not None and remote is not None:
+            if meanwhile is not None:
+                meanwhile()
+                meanwhile = None
             with closing(BaseContents(self._source, remote, self._base)) as base:
                 blocks = take_from_base(
                     self._source, base, blocks, landing, self._counting(progress)
                 )
-        self._how.puller(self._source).pull(blocks, landing, progress)
+        self._how.puller(self._source).pull(blocks, landing, progress, meanwhile)
 
     def _counting(self, progress: Progress) -> Callable[[int], None]:
         def count(block: int) -> None:

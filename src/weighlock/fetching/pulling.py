@@ -3,7 +3,7 @@
 What is asked for is the plan's, where it goes the landing's, how it is asked the remote's.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 
 from weighlock.fetching.moving import Move, Moving, Progress
 from weighlock.fetching.plan import Plan
@@ -35,8 +35,20 @@ class Puller:
         self._connections = max(1, connections)
         self._rate = rate
 
-    def pull(self, blocks: Iterable[int], landing: Landing, progress: Progress) -> None:
+    def pull(
+        self,
+        blocks: Iterable[int],
+        landing: Landing,
+        progress: Progress,
+        meanwhile: Callable[[], None] | None = None,
+    ) -> None:
         """Land these blocks.
+
+        Args:
+            blocks: which.
+            landing: where.
+            progress: is told of every one.
+            meanwhile: done by the caller's thread once the other connections are under way.
 
         Raises:
             Aborted: somebody said stop.
@@ -63,7 +75,7 @@ class Puller:
 
             return move
 
-        moving.run(count, mover)
+        moving.run(count, mover, meanwhile)
 
 
 class _Counted:

@@ -176,9 +176,10 @@ class _Prefetched:
         if not lie_apart(batch, self._source):
             return catalog  # gathered when it is asked for: a checkpoint on a plain server
         received = into_new_memory(catalog, self._how.limits)
-        landing = MemoryLanding(received.targets, self._source.size)
-        self._how.puller(self._source).pull(landing.blocks, landing, self._progress)
-        return received.catalog
+        landing = MemoryLanding(received, self._source.size)
+        puller = self._how.puller(self._source)
+        puller.pull(landing.blocks, landing, self._progress, received.make)
+        return received.complete()
 
 
 def _batches(chosen: Catalog) -> Iterator[list[TensorRef]]:

@@ -8,7 +8,6 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
 
-import msgspec
 import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
@@ -17,7 +16,7 @@ from weighlock.sources.http_remote import BlockPlace
 from weighlock.tensors.arrays import Array, byte_view, empty
 from weighlock.tensors.spec import Span
 
-__all__ = ["FileLanding", "Landing", "LandingFile", "MemoryLanding", "PartLanding", "Target"]
+__all__ = ["FileLanding", "Landing", "LandingFile", "MemoryLanding", "PartLanding", "Targets"]
 
 _DIRECT_PIECES = 4
 """A block in at most so many pieces is received straight into them; more are one copy cheaper."""
@@ -40,26 +39,28 @@ class Landing(Protocol):
         """Land a block that is already here."""
 
 
-class Target(msgspec.Struct, frozen=True, gc=False):
-    """Bytes of the remote file, and the memory they go to. A struct: there may be a million."""
+class Targets(Protocol):
+    """Memory for bytes of the remote file."""
 
-    span: Span
-    buffer: Array
-    """Of uint8. An array, which costs half as much as a memoryview of it."""
+    @property
+    def spans(self) -> Sequence[Span]:
+        """Which bytes: in the order of the file, without overlaps, none of them empty."""
+
+    def buffer(self, number: int) -> Array:
+        """Where those of one span go, of uint8. Asked from any thread, and more than once."""
 
 
 class MemoryLanding:
     """Tensors in memory: their own new buffers, or arrays somebody has.
 
     Args:
-        targets: in the order of the remote file, without overlaps.
+        targets: where they go.
         size: bytes of the remote file.
     """
 
-    def __init__(self, targets: Iterable[Target], size: int) -> None:
-        wanted = [target for target in targets if target.span.length]
-        self._spans = _Spans([target.span for target in wanted])
-        self._buffers = [target.buffer for target in wanted]
+    def __init__(self, targets: Targets, size: int) -> None:
+        self._spans = _Spans(targets.spans)
+        self._buffer = targets.buffer
         self.size = size
 
     @property
@@ -75,7 +76,7 @@ class MemoryLanding:
         for number, begin, end in self._spans.in_block(block):
             start = self._spans.starts[number]
             part = arrived[begin - origin : end - origin]
-            self._buffers[number][begin - start : end - start] = part
+            self._buffer(number)[begin - start : end - start] = part
 
     def direct(self, block: int) -> list[tuple[int, int, memoryview]] | None:
         """Begin, end and memory of the wanted parts of a block; None if they are too many."""
@@ -86,7 +87,7 @@ class MemoryLanding:
             (
                 begin,
                 end,
-                self._buffers[number][begin - starts[number] : end - starts[number]].data,
+                self._buffer(number)[begin - starts[number] : end - starts[number]].data,
             )
             for number, begin, end in self._spans.in_block(block)
         ]

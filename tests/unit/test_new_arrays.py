@@ -1,0 +1,91 @@
+"""Arrays that are made while their bytes already arrive."""
+
+import resource
+import threading
+from itertools import pairwise
+
+import numpy as np
+import pytest
+
+import weighlock
+from weighlock import Catalog, DType
+from weighlock.errors import Aborted, LimitExceeded
+from weighlock.fetching.filling import into_new_memory
+from weighlock.limits import Limits
+from weighlock.sources.local import BytesSource
+from weighlock.tensors.spec import Span, TensorSpec
+from weighlock.tensors.stored import StoredRef
+
+
+@pytest.fixture
+def model(tmp_path):
+    arrays = {f"t{n:04}": np.full((n % 5, 7), n, np.int16) for n in range(1500)}
+    arrays["packed"] = np.arange(9, dtype=np.uint8)
+    weighlock.save(tmp_path / "m.safetensors", arrays, durable=False)
+    with weighlock.open(tmp_path / "m.safetensors") as catalog:
+        yield catalog
+
+
+def test_who_comes_before_an_array_is_made_waits_for_it(model):
+    received = into_new_memory(model, Limits())
+    last = len(received.spans) - 1
+    found = []
+    asking = threading.Thread(target=lambda: found.append(received.buffer(last)))
+    asking.start()
+    assert not found
+    received.make()
+    asking.join()
+    assert found[0] is received.buffer(last)
+    assert found[0].nbytes == received.spans[last].length
+
+
+def test_each_tensor_has_its_own_array_of_its_shape(model):
+    received = into_new_memory(model, Limits())
+    received.make()
+    for number, span in enumerate(received.spans):
+        received.buffer(number)[:] = number % 251
+        assert received.buffer(number).nbytes == span.length
+    complete = received.complete()
+    assert list(complete) == list(model)
+    for name, ref in model.items():
+        assert complete[name].spec == ref.spec
+        assert len(np.unique(complete[name].load().view(np.uint8))) <= 1
+    arrays = [ref.load() for ref in complete.values() if ref.nbytes]
+    assert not any(np.shares_memory(a, b) for a, b in pairwise(arrays))
+
+
+def test_who_waits_is_told_when_no_more_are_made():
+    """Memory ends before the last array: whoever waits for it must not wait for ever."""
+    length = 256 << 20
+    source = BytesSource(memoryview(b""))  # nothing is read from it here
+    refs = [
+        StoredRef(TensorSpec(f"t{n}", DType.U8, (length,)), source, Span(n * length, length))
+        for n in range(8)
+    ]
+    received = into_new_memory(Catalog({ref.name: ref for ref in refs}), Limits())
+    told = []
+
+    def ask():
+        try:
+            received.buffer(7)
+        except Aborted as error:
+            told.append(error)
+
+    asking = threading.Thread(target=ask)
+    asking.start()
+    with open("/proc/self/statm") as status:
+        now = int(status.read().split()[0]) * resource.getpagesize()
+    before = resource.getrlimit(resource.RLIMIT_AS)
+    resource.setrlimit(resource.RLIMIT_AS, (now + 4 * length, before[1]))
+    try:
+        with pytest.raises(MemoryError):
+            received.make()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, before)
+    asking.join()
+    assert told
+
+
+def test_too_much_is_refused_before_anything_is_made(model):
+    with pytest.raises(LimitExceeded):
+        into_new_memory(model, Limits(memory_bytes=1000))
