@@ -41,6 +41,12 @@ def distributed(directory):
 INNER = saved({"in": torch.arange(5.0), "w": torch.ones(3)})
 CHECKPOINTS = {
     "strided": ("x.pt", lambda _: {"x.pt": saved({"t": BIG.T, "w": BIG, "n": np.ones(3)})}),
+    "parts of one storage": (
+        "x.pt",
+        lambda _: {
+            "x.pt": saved({"a": BIG[:10], "b": BIG[10:25], "c": BIG[25:], "b2": BIG[10:25]})
+        },
+    ),
     # The bytes of the inner one begin where those of other tensors lie in the outer one.
     "nested in bytes": ("x.pt", lambda _: {"x.pt": saved({"w": BIG, "blob": INNER})}),
     "only nested": ("x.pt", lambda _: {"x.pt": saved({"blob": INNER})}),

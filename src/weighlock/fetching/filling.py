@@ -56,17 +56,19 @@ def lie_apart(refs: Iterable[TensorRef], source: object) -> bool:
     Only then can blocks be put in place as they come. In a checkpoint on a plain server a tensor
     may be a view of another, the same bytes as another dtype, or deflated.
     """
-    held: dict[Span, TensorRef] = {}
+    held: list[tuple[Span, TensorRef]] = []
     for ref in refs:
         span = ref.contiguous_span if isinstance(ref, StoredRef) and ref.source is source else None
         if span is None:
             return False
         if span.length:
-            other = held.setdefault(span, ref)
-            if other is not ref and (other.dtype, other.shape) != (ref.dtype, ref.shape):
-                return False
-    ordered = sorted(held, key=attrgetter("offset"))
-    return all(one.offset + one.length <= other.offset for one, other in pairwise(ordered))
+            held.append((span, ref))
+    held.sort(key=_offset)
+    return all(
+        one.offset + one.length <= other.offset
+        or (one == other and (ref.dtype, ref.shape) == (again.dtype, again.shape))
+        for (one, ref), (other, again) in pairwise(held)
+    )
 
 
 def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
@@ -91,11 +93,12 @@ class _NewArrays:
 
     def __init__(self, chosen: Catalog) -> None:
         self._chosen = chosen
+        self._places = [_span(ref).offset for ref in chosen.values()]
         # Who begins where another begins is the same tensor, as they lie apart.
-        first = {ref.span.offset: ref for ref in reversed(_stored(chosen)) if ref.span.length}
-        stored = sorted(first.values(), key=lambda ref: ref.span.offset)
-        self.spans = [ref.span for ref in stored]
-        self._specs = [ref.spec for ref in stored]
+        first = {_span(ref).offset: ref for ref in reversed(list(chosen.values())) if ref.nbytes}
+        ordered = sorted(((_span(ref), ref) for ref in first.values()), key=_offset)
+        self.spans = [span for span, _ in ordered]
+        self._specs = [ref.spec for _, ref in ordered]
         self._refs: list[TensorRef] = []
         self._buffers: list[Array] = []
         self._more = threading.Condition()
@@ -133,9 +136,9 @@ class _NewArrays:
     def complete(self) -> Catalog:
         made = {span.offset: ref for span, ref in zip(self.spans, self._refs, strict=True)}
         refs: dict[str, TensorRef] = {}
-        for name, ref in zip(self._chosen, _stored(self._chosen), strict=True):
+        for (name, ref), place in zip(self._chosen.items(), self._places, strict=True):
             spec = ref.spec
-            found = made[ref.span.offset] if ref.span.length else _new(spec)[0]
+            found = made[place] if ref.nbytes else _new(spec)[0]
             refs[name] = found if found.spec is spec else _also(found, spec)
         beside = Beside(aliases=self._chosen.aliases, groups=self._chosen.groups)
         return Catalog(refs, self._chosen.metadata, beside=beside)
@@ -256,6 +259,11 @@ def _address(memory: memoryview | None) -> int | None:
     return address
 
 
-def _stored(chosen: Catalog) -> list[StoredRef]:
-    """Its refs, all of which lie in one file."""
-    return [ref for ref in chosen.values() if isinstance(ref, StoredRef)]
+def _span(ref: TensorRef) -> Span:
+    span = ref.contiguous_span if isinstance(ref, StoredRef) else None
+    assert span is not None  # noqa: S101
+    return span
+
+
+def _offset(held: tuple[Span, TensorRef]) -> int:
+    return held[0].offset
