@@ -10,11 +10,16 @@ import pytest
 import weighlock
 from weighlock import Catalog, DType
 from weighlock.errors import Aborted, LimitExceeded
-from weighlock.fetching.filling import into_new_memory
+from weighlock.fetching.filling import into_new_memory, places_of
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.spec import Span, TensorSpec
 from weighlock.tensors.stored import StoredRef
+
+
+def to_receive(catalog, limits=Limits()):  # noqa: B008
+    source = next(iter(catalog.values())).source
+    return into_new_memory(catalog, places_of(catalog, source), limits)
 
 
 @pytest.fixture
@@ -27,7 +32,7 @@ def model(tmp_path):
 
 
 def test_who_comes_before_an_array_is_made_waits_for_it(model):
-    received = into_new_memory(model, Limits())
+    received = to_receive(model)
     last = len(received.spans) - 1
     found = []
     asking = threading.Thread(target=lambda: found.append(received.buffer(last)))
@@ -40,7 +45,7 @@ def test_who_comes_before_an_array_is_made_waits_for_it(model):
 
 
 def test_each_tensor_has_its_own_array_of_its_shape(model):
-    received = into_new_memory(model, Limits())
+    received = to_receive(model)
     received.make()
     for number, span in enumerate(received.spans):
         received.buffer(number)[:] = number % 251
@@ -62,7 +67,7 @@ def test_who_waits_is_told_when_no_more_are_made():
         StoredRef(TensorSpec(f"t{n}", DType.U8, (length,)), source, Span(n * length, length))
         for n in range(8)
     ]
-    received = into_new_memory(Catalog({ref.name: ref for ref in refs}), Limits())
+    received = to_receive(Catalog({ref.name: ref for ref in refs}))
     told = []
 
     def ask():
@@ -88,4 +93,4 @@ def test_who_waits_is_told_when_no_more_are_made():
 
 def test_too_much_is_refused_before_anything_is_made(model):
     with pytest.raises(LimitExceeded):
-        into_new_memory(model, Limits(memory_bytes=1000))
+        to_receive(model, Limits(memory_bytes=1000))

@@ -5,11 +5,11 @@ Checks names, shapes, dtypes and sizes before anything is asked for. Knows no co
 
 import os
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from operator import attrgetter
-from typing import Protocol
+from typing import Protocol, TypeAlias
 
 import numpy as np
 
@@ -34,7 +34,7 @@ _HEAP_BYTES = 16 * 1024 * 1024
 _TOLD = 256
 """Arrays that are made before those who wait for one are told."""
 
-__all__ = ["Received", "check_memory", "into_arrays", "into_new_memory", "lie_apart"]
+__all__ = ["Received", "check_memory", "into_arrays", "into_new_memory", "places_of"]
 
 
 class Received(Targets, Protocol):
@@ -50,55 +50,60 @@ class Received(Targets, Protocol):
         """They are all there: do what is left, and give them."""
 
 
-def lie_apart(refs: Iterable[TensorRef], source: object) -> bool:
-    """Whether tensors lie in a file as in a share: each in one piece, no two partly the same.
+Place: TypeAlias = tuple[Span, str, TensorRef]
+"""The bytes of a tensor in a file, its name, and its ref there."""
 
-    Only then can blocks be put in place as they come. In a checkpoint on a plain server a tensor
-    may be a view of another, the same bytes as another dtype, or deflated.
+
+def places_of(chosen: Catalog, source: object) -> list[Place] | None:
+    """Where tensors that have bytes lie in a file, in its order, if they lie there as in a share.
+
+    That is, each in one piece and no two partly the same: only then can blocks be put in place as
+    they come. In a checkpoint on a plain server a tensor may be a view of another, the same bytes
+    as another dtype, or deflated. The answer is None then.
     """
-    held: list[tuple[Span, TensorRef]] = []
-    for ref in refs:
+    places: list[Place] = []
+    for name, ref in chosen.items():
         span = ref.contiguous_span if isinstance(ref, StoredRef) and ref.source is source else None
         if span is None:
-            return False
+            return None
         if span.length:
-            held.append((span, ref))
-    held.sort(key=_offset)
-    return all(
-        one.offset + one.length <= other.offset
-        or (one == other and (ref.dtype, ref.shape) == (again.dtype, again.shape))
-        for (one, ref), (other, again) in pairwise(held)
-    )
+            places.append((span, name, ref))
+    places.sort(key=lambda place: place[0].offset)
+    for (span, _, ref), (other, _, again) in pairwise(places):
+        if span.offset + span.length > other.offset and (
+            span != other or ref.dtype != again.dtype or ref.shape != again.shape
+        ):
+            return None
+    return places
 
 
-def into_new_memory(chosen: Catalog, limits: Limits) -> Received:
-    """An array of its own for each tensor; they lie apart.
-
-    Names of the same tensor have one array together.
+def into_new_memory(chosen: Catalog, places: Sequence[Place], limits: Limits) -> Received:
+    """An array of its own for each tensor. Names of the same tensor have one array together.
 
     Raises:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
-    arrays = _NewArrays(chosen)
+    arrays = _NewArrays(chosen, places)
     check_memory(sum(span.length for span in arrays.spans), limits)
     return arrays
 
 
 class _NewArrays:
-    """Tensors in new arrays. For 100,000 of them, making takes half a second of a fetch's two.
+    """Tensors in new arrays. For 100,000 of them, making takes a quarter of a second or more.
 
     So one thread makes them while others receive already. Not each its own: every thread has a heap
     of its own, those of short-lived ones come in small pages, and are given back with them.
     """
 
-    def __init__(self, chosen: Catalog) -> None:
+    def __init__(self, chosen: Catalog, places: Sequence[Place]) -> None:
         self._chosen = chosen
-        self._places = [_span(ref).offset for ref in chosen.values()]
-        # Who begins where another begins is the same tensor, as they lie apart.
-        first = {_span(ref).offset: ref for ref in reversed(list(chosen.values())) if ref.nbytes}
-        ordered = sorted(((_span(ref), ref) for ref in first.values()), key=_offset)
-        self.spans = [span for span, _ in ordered]
-        self._specs = [ref.spec for _, ref in ordered]
+        self._places = places
+        self.spans: list[Span] = []
+        self._specs: list[TensorSpec] = []
+        for span, _, ref in places:
+            if not self.spans or self.spans[-1].offset != span.offset:  # not another name of one
+                self.spans.append(span)
+                self._specs.append(ref.spec)
         self._refs: list[TensorRef] = []
         self._buffers: list[Array] = []
         self._more = threading.Condition()
@@ -134,14 +139,19 @@ class _NewArrays:
         return self._buffers[number]
 
     def complete(self) -> Catalog:
-        made = {span.offset: ref for span, ref in zip(self.spans, self._refs, strict=True)}
-        refs: dict[str, TensorRef] = {}
-        for (name, ref), place in zip(self._chosen.items(), self._places, strict=True):
-            spec = ref.spec
-            found = made[place] if ref.nbytes else _new(spec)[0]
-            refs[name] = found if found.spec is spec else _also(found, spec)
+        refs: dict[str, TensorRef | None] = dict.fromkeys(self._chosen)
+        number = 0
+        for span, name, ref in self._places:
+            if span.offset != self.spans[number].offset:
+                number += 1
+            made = self._refs[number]
+            refs[name] = made if made.spec is ref.spec else _also(made, ref.spec)
+        complete = {
+            name: _new(self._chosen[name].spec)[0] if ref is None else ref  # of no bytes
+            for name, ref in refs.items()
+        }
         beside = Beside(aliases=self._chosen.aliases, groups=self._chosen.groups)
-        return Catalog(refs, self._chosen.metadata, beside=beside)
+        return Catalog(complete, self._chosen.metadata, beside=beside)
 
 
 def _new(spec: TensorSpec) -> tuple[TensorRef, Array]:
@@ -257,13 +267,3 @@ def _address(memory: memoryview | None) -> int | None:
         return None
     address: int = np.frombuffer(memory, np.uint8).__array_interface__["data"][0]
     return address
-
-
-def _span(ref: TensorRef) -> Span:
-    span = ref.contiguous_span if isinstance(ref, StoredRef) else None
-    assert span is not None  # noqa: S101
-    return span
-
-
-def _offset(held: tuple[Span, TensorRef]) -> int:
-    return held[0].offset

@@ -20,7 +20,7 @@ from weighlock.errors import (
     ProtocolError,
 )
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
-from weighlock.fetching.filling import Received, into_arrays, into_new_memory, lie_apart
+from weighlock.fetching.filling import Received, into_arrays, into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, gather
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.moving import Progress
@@ -118,14 +118,15 @@ class One:
             return self._whole(into, tell)
         remote = open_catalog(self._source, self._how.limits)
         chosen = choose(remote, self._names)
-        if not lie_apart(chosen.values(), self._source):
+        places = places_of(chosen, self._source)
+        if places is None:
             return gather(chosen, out, into, self._how, tell, strict=self._names is None)
         if into is not None and len(chosen) == len(remote):
             return self._whole(into, tell)
         if into is not None:
             return self._part_to_file(remote, chosen, into, tell)
         received: Received = (
-            into_new_memory(chosen, self._how.limits)
+            into_new_memory(chosen, places, self._how.limits)
             if out is None
             else into_arrays(chosen, out, strict=self._names is None)
         )

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
-from weighlock.fetching.filling import into_new_memory, lie_apart
+from weighlock.fetching.filling import into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, open_spread
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.one import How
@@ -173,9 +173,10 @@ class _Prefetched:
 
     def _fetch(self, batch: list[TensorRef]) -> Catalog:
         catalog = Catalog({ref.name: ref for ref in batch})
-        if not lie_apart(batch, self._source):
+        places = places_of(catalog, self._source)
+        if places is None:
             return catalog  # gathered when it is asked for: a checkpoint on a plain server
-        received = into_new_memory(catalog, self._how.limits)
+        received = into_new_memory(catalog, places, self._how.limits)
         landing = MemoryLanding(received, self._source.size)
         puller = self._how.puller(self._source)
         puller.pull(landing.blocks, landing, self._progress, received.make)
