@@ -121,8 +121,13 @@ _HOMES = {
 }
 _NAMES_THERE = {"open": "open_catalog"}
 
+_MODULES = ("errors", "torch")
+"""Modules that are named in full, as in `except weighlock.errors.ShareGone`."""
+
 
 def __getattr__(name: str) -> object:
+    if name in _MODULES:
+        return importlib.import_module(f"weighlock.{name}")
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'weighlock' has no attribute {name!r}")
@@ -132,4 +137,4 @@ def __getattr__(name: str) -> object:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__})
+    return sorted({*__all__, *_MODULES, "__version__"})

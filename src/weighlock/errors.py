@@ -9,6 +9,8 @@ WeighlockError
 │  ├─ TruncatedFile              the file ends before what it announces
 │  └─ UnsupportedPickle          a pickle that is broken, or that only code could read
 ├─ SourceError (OSError)         bytes could not be read
+│  ├─ NotFound (FileNotFoundError)  there is no such file
+│  ├─ NotAllowed (PermissionError)  the system does not let us read it
 │  ├─ ShortRead                  the source ended early                     .wanted .got
 │  └─ SourceChanged              the file is no longer the one that was opened
 ├─ DiskError (OSError)           bytes could not be put
@@ -52,7 +54,9 @@ __all__ = [
     "MessageError",
     "MessageInvalid",
     "NoSpace",
+    "NotAllowed",
     "NotDurable",
+    "NotFound",
     "PeerLost",
     "ProtocolError",
     "Refused",
@@ -134,6 +138,14 @@ class SourceError(WeighlockError, OSError):
     def __init__(self, message: str, *, errno: int | None = None) -> None:
         super().__init__(message)
         self.errno = errno
+
+
+class NotFound(SourceError, FileNotFoundError):
+    """There is no such file."""
+
+
+class NotAllowed(SourceError, PermissionError):
+    """The system does not let us read it."""
 
 
 class ShortRead(SourceError):

@@ -211,9 +211,9 @@ class TestDiff:
         path = write(tmp_path / "a.pt", {"x": numbers})
         same = write(tmp_path / "b.pt", {"x": numbers.conj().resolve_conj().conj()})
         other = write(tmp_path / "c.pt", {"x": numbers + torch.tensor([0, 3j])})
-        assert "1 tensors are the same" in succeeded(command("diff", path, same))
+        assert "1 tensor is the same" in succeeded(command("diff", path, same))
         said = succeeded(command("diff", path, other))
-        assert "1 elements differ by up to 3" in said
+        assert "1 element differs by up to 3" in said
 
 
 class TestConvert:
@@ -316,9 +316,9 @@ class TestConvert:
         assert facts["unreadable"] == {"meta": NO_DATA}
         assert facts["extras"] == {"m-1.bin": {"epoch": 7}}
         listed = command("ls", folder)
-        assert "1 tensors" in succeeded(listed)
+        assert "1 tensor," in succeeded(listed)
         assert "meta is left out" in listed.stderr
-        assert "1 tensors are the same, 0 differ" in succeeded(command("diff", folder, target))
+        assert "1 tensor is the same, 0 differ" in succeeded(command("diff", folder, target))
         succeeded(command("verify", "--data", folder))
 
     @BOTH

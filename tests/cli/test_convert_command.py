@@ -130,8 +130,9 @@ def test_dtype_converts_floating_point_tensors_and_no_others(tmp_path, target, c
     assert np.isinf(found["huge"][:2].astype(np.float32)).all()
 
 
-def test_a_dtype_nothing_can_be_cast_to_is_refused(source, target, convert):
-    assert_refused(convert(source, target, "--dtype", "f4"), "cannot be cast to F4")
+@pytest.mark.parametrize("dtype", ["f4", "f6_e2m3", "i8", "bool", "c64", "u4"])
+def test_a_dtype_that_would_destroy_weights_is_refused(source, target, convert, dtype):
+    assert_wrong_usage(convert(source, target, "--dtype", dtype))
     assert not target.exists()
 
 
@@ -227,7 +228,7 @@ def test_hostile_names_and_paths(tmp_path, convert):
     succeeded(convert(source, target))
     assert list(loaded(target)[0]) == [ESCAPES]
     assert_refused(convert(source, target), "--force")
-    assert_refused(convert(source, tmp_path / "x", "--dtype", "f4", "--select", "?"), "no tensor")
+    assert_refused(convert(source, tmp_path / "x", "--dtype", "f16", "--select", "?"), "no tensor")
 
 
 @pytest.mark.parametrize(

@@ -76,7 +76,7 @@ def test_added_removed_shape_dtype_and_data(tmp_path, weighlock_command, diff):
         ["~", "data"],
     ]
     assert "2 elements differ by up to 4" in lines[4]
-    assert lines[-1] == "1 tensors are the same, 5 differ"
+    assert lines[-1] == "1 tensor is the same, 5 differ"
     result = weighlock_command("diff", "--exit-code", a, b)
     assert result.returncode == 1
     assert result.stdout.splitlines() == lines
@@ -270,4 +270,7 @@ def test_hostile_names(tmp_path, weighlock_command):
 def test_what_cannot_be_compared(tmp_path, weighlock_command):
     a = save(tmp_path / "a.safetensors", layers())
     assert_refused(weighlock_command("diff", a, tmp_path / "missing"), "missing")
-    assert_refused(weighlock_command("diff", tmp_path / "missing", a, "--exit-code"), "missing")
+    told = weighlock_command("diff", tmp_path / "missing", a, "--exit-code")
+    assert told.returncode == 2  # 1 would be an answer
+    assert len(told.stderr.splitlines()) == 1
+    assert "missing" in told.stderr

@@ -137,4 +137,4 @@ def test_shards_with_a_tensor_of_several_parts_are_valid(command, tmp_path):  # 
     index = {"metadata": {}, "weight_map": {"s": "a.bin", "w": "a.bin"}}
     (tmp_path / "pytorch_model.bin.index.json").write_text(json.dumps(index))
     assert "valid" in succeeded(command("verify", "--data", tmp_path))
-    assert "1 tensors" in succeeded(command("ls", tmp_path))
+    assert "1 tensor," in succeeded(command("ls", tmp_path))

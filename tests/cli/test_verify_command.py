@@ -108,7 +108,11 @@ def test_a_file_that_was_cut_or_grew(tmp_path, weighlock_command, change):
     path = save(tmp_path / "a.safetensors", layers())
     os.truncate(path, os.path.getsize(path) + change)
     assert_refused(weighlock_command("verify", path), "a.safetensors")
-    assert_refused(weighlock_command("verify", path, "--data", "--json"), "a.safetensors")
+    told = weighlock_command("verify", path, "--data", "--json")
+    assert told.returncode == 1
+    facts = json.loads(told.stdout)
+    assert facts["valid"] is False
+    assert facts["error"] in told.stderr
 
 
 @pytest.fixture

@@ -6,6 +6,7 @@ signal n.
 
 import contextlib
 import importlib
+import io
 import os
 import signal
 import sys
@@ -70,6 +71,9 @@ def main() -> NoReturn:
     """Run the command and exit."""
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # one that cannot show → still shows the rest
+            stream.reconfigure(errors="backslashreplace")
     try:
         code = _weighlock.main(standalone_mode=False)
         with _broken_pipes():

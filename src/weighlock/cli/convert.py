@@ -1,17 +1,27 @@
 """`weighlock convert`: weights into safetensors, streaming."""
 
 import fnmatch
-import os
 import re
 from collections.abc import Sequence
+from typing import Any
 
 import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import DTYPE, SIZE, json_option, label, print_json, progress_bar, weights
-from weighlock.cli.text import escaped, size
-from weighlock.errors import DiskError, LayoutError, UnsupportedDType
+from weighlock.cli.shared import (
+    DTYPE,
+    SIZE,
+    check_target,
+    json_option,
+    label,
+    print_json,
+    progress_bar,
+    weights,
+)
+from weighlock.cli.text import counted, escaped, size
+from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata, save
 from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
@@ -19,6 +29,25 @@ from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
 
 __all__ = ["command"]
+
+
+class _FloatDType(click.ParamType):  # type: ignore[type-arg]
+    """What weights can be converted to; as integers nothing would be left of most of them."""
+
+    name = "dtype"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> DType:
+        dtype = DTYPE.convert(value, param, ctx)
+        if not _is_possible(dtype):
+            possible = [d.value.lower() for d in DType if _is_possible(d)]
+            self.fail(f"weights are not converted to {dtype}, but to {', '.join(possible)}")
+        return dtype
+
+
+def _is_possible(dtype: DType) -> bool:
+    return dtype.is_float and not dtype.is_packed and dtype.in_safetensors
 
 
 @click.command("convert")
@@ -36,7 +65,7 @@ __all__ = ["command"]
 )
 @click.option(
     "--dtype",
-    type=DTYPE,
+    type=_FloatDType(),
     help="Convert floating-point tensors, but not the scales of quantised ones: bf16, f32, f16, …",
 )
 @click.option(
@@ -55,7 +84,7 @@ __all__ = ["command"]
     is_flag=True,
     help="Leave out what safetensors cannot hold, instead of refusing.",
 )
-@click.option("-f", "--force", is_flag=True, help="Replace TARGET if it exists.")
+@click.option("-f", "--force", is_flag=True, help="Replace TARGET if it is a file.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
 @credential_options
 @json_option
@@ -78,8 +107,7 @@ def command(
 
     Copies go from file to file in the kernel where they can, and never hold a whole tensor.
     """
-    if os.path.lexists(target) and max_shard_size is None and not force:
-        raise DiskError(f"{target}: exists; --force replaces it")
+    check_target(target, force=force, is_directory=max_shard_size is not None)
     with weighlock.open(source, access=access_to(credential, source)) as catalog:
         chosen = _chosen(catalog, patterns, renames, dtype)
         skipped = _unsupported(chosen, patterns)
@@ -111,7 +139,7 @@ def command(
         if shared:
             how = "written once for each name" if tied == "copy" else "written once"
             click.echo(f"{len(shared)} names share their tensor with another: {how}")
-        click.echo(f"{escaped(target)}: {len(chosen):,} tensors, {size(total)}")
+        click.echo(f"{escaped(target)}: {counted(len(chosen), 'tensor')}, {size(total)}")
 
 
 def _chosen(
@@ -170,6 +198,10 @@ def _shared_names(catalog: Catalog) -> dict[str, str]:
 
 def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
     given = dict(_pair("--metadata", text) for text in texts)
+    if GROUPS_KEY in given:
+        raise click.BadParameter(
+            f"{GROUPS_KEY!r} is written by weighlock itself", param_hint="--metadata"
+        )
     return {**own_metadata(catalog), **given}
 
 

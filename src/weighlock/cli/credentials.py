@@ -1,23 +1,35 @@
 """What an origin is shown, as options of the verbs that dial. Knows click and files of headers."""
 
-from collections.abc import Callable, Sequence
+import contextlib
+import logging
+from collections.abc import Callable, Iterator, Sequence
 from functools import wraps
 from typing import Any
 
 import click
 
 from weighlock.cli.shared import is_url
+from weighlock.cli.text import escaped
 from weighlock.errors import SourceError
 from weighlock.sources.access import Access, Address, Credential
+from weighlock.sources.retrying import RETRIES
 
 __all__ = ["access_to", "credential_options"]
 
+_FILE = click.Path(exists=True, dir_okay=False)
+
 _OPTIONS = (
-    click.option("--header", "headers", multiple=True, metavar="'NAME: TEXT'", help="Send it."),
-    click.option("--header-file", type=click.Path(), help="Send the headers in a file."),
-    click.option("--ca", type=click.Path(), help="Certificates to trust instead of the system's."),
-    click.option("--cert", type=click.Path(), help="Certificate to show a server that asks."),
-    click.option("--key", type=click.Path(), help="Its key, if it is not in the same file."),
+    click.option(
+        "--header",
+        "headers",
+        multiple=True,
+        metavar="'NAME: TEXT'",
+        help="Send it to the URL's server.",
+    ),
+    click.option("--header-file", type=_FILE, help="Send the headers in a file."),
+    click.option("--ca", type=_FILE, help="Certificates to trust instead of the system's."),
+    click.option("--cert", type=_FILE, help="Certificate to show a server that asks."),
+    click.option("--key", type=_FILE, help="Its key, if it is not in the same file."),
 )
 
 
@@ -35,11 +47,33 @@ def credential_options(command: Callable[..., Any]) -> Callable[..., Any]:
         **options: Any,
     ) -> Any:
         credential = Credential(_headers(headers, header_file), ca, cert, key)
-        return command(*arguments, credential=credential, **options)
+        with _retries_told():
+            return command(*arguments, credential=credential, **options)
 
     for option in reversed(_OPTIONS):
         told = option(told)
     return told
+
+
+@contextlib.contextmanager
+def _retries_told() -> Iterator[None]:
+    """While the block lasts, stderr tells that somebody does not answer and is asked again."""
+    logger = logging.getLogger(RETRIES)
+    lines = logging.StreamHandler()
+    lines.setFormatter(_Line())
+    before = logger.level
+    logger.addHandler(lines)
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.removeHandler(lines)
+        logger.setLevel(before)
+
+
+class _Line(logging.Formatter):
+    def format(self, record: logging.LogRecord) -> str:
+        return f"weighlock: {escaped(record.getMessage())}"
 
 
 def access_to(credential: Credential, *places: str) -> Access:
@@ -63,8 +97,10 @@ def _headers(given: Sequence[str], path: str | None) -> dict[str, str]:
         try:
             with open(path, encoding="utf-8") as file:
                 lines += [line.strip() for line in file if line.strip()]
-        except (OSError, UnicodeDecodeError) as error:
-            raise SourceError(f"{path}: cannot be read: {error}") from error
+        except OSError as error:
+            raise SourceError(f"{path}: cannot be read: {error.strerror}") from error
+        except UnicodeDecodeError as error:
+            raise SourceError(f"{path}: is not UTF-8: {error}") from error
     headers = {}
     for line in lines:
         name, colon, text = line.partition(":")

@@ -1,7 +1,8 @@
 """`weighlock diff`: what changed between two models, and by how much."""
 
+import contextlib
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
 
 import click
@@ -10,7 +11,8 @@ import numpy as np
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
-from weighlock.cli.text import columns, escaped
+from weighlock.cli.text import columns, counted, escaped
+from weighlock.errors import WeighlockError
 from weighlock.sources.access import Credential
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.blocks import blocks
@@ -42,7 +44,9 @@ class _Change:
 @weights("a")
 @weights("b")
 @click.option("--specs", is_flag=True, help="Compare names, dtypes and shapes only; read no data.")
-@click.option("--exit-code", is_flag=True, help="Exit with 1 if anything differs.")
+@click.option(
+    "--exit-code", is_flag=True, help="Exit with 1 if anything differs, 2 if that cannot be told."
+)
 @credential_options
 @json_option
 def command(
@@ -55,7 +59,11 @@ def command(
     compared or is F6, whose packed bytes are only told apart.
     """
     access = access_to(credential, a, b)
-    with weighlock.open(a, access=access) as opened, weighlock.open(b, access=access) as other:
+    with (
+        _trouble_is_2(exit_code),
+        weighlock.open(a, access=access) as opened,
+        weighlock.open(b, access=access) as other,
+    ):
         before, after = opened.readable(), other.readable()
         if specs:
             changes = _compare(before, after, None)
@@ -72,9 +80,22 @@ def command(
     else:
         if changes:
             click.echo(columns([_row(change) for change in changes]))
-        click.echo(f"{same:,} tensors are the same, {len(changes):,} differ")
+        are = "is" if same == 1 else "are"
+        click.echo(f"{counted(same, 'tensor')} {are} the same, {len(changes):,} differ")
     if exit_code and changes:
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _trouble_is_2(wanted: bool) -> Iterator[None]:
+    """For scripts that ask whether something differs: as in diff and cmp, 1 is an answer."""
+    try:
+        yield
+    except WeighlockError as error:
+        if not wanted:
+            raise
+        click.echo(f"weighlock: {escaped(str(error))}", err=True)
+        sys.exit(2)
 
 
 def _compare(
@@ -186,7 +207,9 @@ def _row(change: _Change) -> list[str]:
     else:
         what = f"{change.before} → {change.after}"
     if change.largest is not None:
-        what += f", {change.elements:,} elements differ by up to {change.largest:.6g}"
+        how_many = counted(change.elements or 0, "element")
+        differ = "differs" if change.elements == 1 else "differ"
+        what += f", {how_many} {differ} by up to {change.largest:.6g}"
     elif change.kind == "data":
         what += ", packed bytes differ"
     return [sign, escaped(change.name), what]

@@ -2,14 +2,14 @@
 
 import json
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 
 import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, print_notes, weights
-from weighlock.cli.text import as_json_value, columns, escaped, quantity, size
+from weighlock.cli.text import as_json_value, columns, counted, escaped, quantity, size
 from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata
 from weighlock.sources.access import Credential
@@ -83,15 +83,15 @@ def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:
     rows = [
         ["path", escaped(str(facts["path"]))],
         ["tensors", f"{facts['tensors']:,}"],
-        ["parameters", f"{facts['parameters']:,} ({quantity(facts['parameters'])})"],  # type: ignore[arg-type]
-        ["bytes", f"{facts['bytes']:,} ({size(facts['bytes'])})"],  # type: ignore[arg-type]
+        ["parameters", _both(facts["parameters"], quantity)],  # type: ignore[arg-type]
+        ["bytes", _both(facts["bytes"], size)],  # type: ignore[arg-type]
     ]
     click.echo(columns(rows))
     for title in ("dtypes", "shards"):
         if get[title]:
             click.echo(f"\n{title}")
             table = [
-                [f"  {escaped(name)}", f"{part['tensors']:,} tensors", size(part["bytes"])]
+                [f"  {escaped(name)}", counted(part["tensors"], "tensor"), size(part["bytes"])]
                 for name, part in get[title].items()
             ]
             click.echo(columns(table, frozenset({1, 2})))
@@ -112,6 +112,12 @@ def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:
         for key, content in extras.items():
             shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             click.echo(f"  {escaped(key)} : {_cut(escaped(shown))}")
+
+
+def _both(count: int, said: Callable[[int], str]) -> str:
+    """A number exactly, and as people say it if that is another text."""
+    exact, short = f"{count:,}", said(count)
+    return exact if short == exact else f"{exact} ({short})"
 
 
 def _cut(text: str) -> str:

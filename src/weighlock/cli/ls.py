@@ -9,7 +9,7 @@ import click
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, print_json, print_notes, weights
-from weighlock.cli.text import columns, escaped, quantity, size
+from weighlock.cli.text import columns, counted, escaped, quantity, size
 from weighlock.sources.access import Credential
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.groups import Group
@@ -34,10 +34,10 @@ def command(
     with weighlock.open(path, access=access_to(credential, path)) as catalog:
         chosen = catalog.select(*patterns) if patterns else catalog.readable()
         refs = list(chosen.values())
+        groups: dict[str, Group] = {}
         if not patterns or not catalog.is_sharded:  # a few tensors of many files open those only
             print_notes(catalog.notes, catalog.unreadable)
-        # Those of shards would open every one of them.
-        groups = {} if patterns and catalog.is_sharded else _groups(chosen, patterns)
+            groups = _groups(chosen, patterns)
         if as_json:
             facts = _folded_facts(refs) if fold else [_facts(ref) for ref in refs]
             print_json(facts + [_group_facts(name, group) for name, group in groups.items()])
@@ -49,7 +49,9 @@ def command(
         for name, group in groups.items():
             click.echo(f"{escaped(name)}: {escaped(str(group))}")
         elements = sum(ref.spec.size for ref in refs)
-        click.echo(f"{len(refs):,} tensors, {quantity(elements)} elements, {size(chosen.nbytes)}")
+        click.echo(
+            f"{counted(len(refs), 'tensor')}, {quantity(elements)} elements, {size(chosen.nbytes)}"
+        )
 
 
 def _groups(catalog: Catalog, patterns: tuple[str, ...]) -> dict[str, Group]:

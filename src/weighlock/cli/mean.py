@@ -1,6 +1,5 @@
 """`weighlock mean`: the weighted mean of models, holding a few blocks of them."""
 
-import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -8,9 +7,15 @@ import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import json_option, label, print_json, print_notes, transfer_bar
-from weighlock.cli.text import escaped, size
-from weighlock.errors import DiskError
+from weighlock.cli.shared import (
+    check_target,
+    json_option,
+    label,
+    print_json,
+    print_notes,
+    transfer_bar,
+)
+from weighlock.cli.text import counted, escaped, size
 
 if TYPE_CHECKING:
     from weighlock.combining.outcome import Report
@@ -53,7 +58,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--threads",
     default=0,
-    type=click.IntRange(min=0),
+    type=click.IntRange(0, 64),
     help="How many work; one a core, four at the most, if 0.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
@@ -76,8 +81,7 @@ def command(
     as_json: bool,
 ) -> None:
     """Write the weighted mean of MODELs, files of any format or URLs, as safetensors."""
-    if os.path.lexists(out) and not force:
-        raise DiskError(f"{out}: exists; --force replaces it")
+    check_target(out, force=force)
     reports: list[Report] = []
     with transfer_bar(f"mean of {len(sources)} → {out}") as progress:
         catalog = weighlock.mean(
@@ -113,6 +117,6 @@ def command(
             return
         print_notes(catalog.notes, catalog.unreadable)
         click.echo(
-            f"{escaped(out)}: {report.tensors:,} tensors, {size(report.nbytes)}, "
+            f"{escaped(out)}: {counted(report.tensors, 'tensor')}, {size(report.nbytes)}, "
             f"the mean of {len(report.weights)}"
         )

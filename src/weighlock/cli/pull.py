@@ -7,8 +7,15 @@ import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
-from weighlock.cli.text import escaped, size
+from weighlock.cli.shared import (
+    SIZE,
+    connections_option,
+    json_option,
+    print_json,
+    print_notes,
+    transfer_bar,
+)
+from weighlock.cli.text import counted, escaped, size
 from weighlock.errors import DiskError, WeighlockError
 from weighlock.formats.remote import is_metadata
 from weighlock.sources.access import Address, Credential, shown
@@ -23,7 +30,7 @@ __all__ = ["command"]
 @click.option(
     "--base", type=click.Path(), help="A model that resembles it: only what differs is pulled."
 )
-@click.option("--connections", default=4, show_default=True, help="Requests under way at once.")
+@connections_option
 @click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
 @click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
 @click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
@@ -45,7 +52,8 @@ def command(
 ) -> None:
     """Pull the weights at URL into the file DEST.
 
-    Without DEST, the file gets the name the URL ends with. A pull that was cut off is taken up when
+    Without DEST, the file gets the name the URL ends with, or model.safetensors if it ends with
+    none; in a directory DEST likewise. A pull that was cut off is taken up when
     it is run again: what had arrived is checked, and only the rest is pulled. What the .metadata
     of a distributed checkpoint names becomes one safetensors file, always from its beginning.
     """
@@ -77,7 +85,9 @@ def command(
         if as_json:
             print_json({**facts, "notes": list(catalog.notes)})
         else:
-            click.echo(f"{escaped(target)}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
+            click.echo(
+                f"{escaped(target)}: {counted(len(catalog), 'tensor')}, {size(catalog.nbytes)}"
+            )
 
 
 def _name(url: str) -> str:

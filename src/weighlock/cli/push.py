@@ -9,7 +9,14 @@ from blake3 import blake3
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import SIZE, json_option, print_json, print_notes, transfer_bar
+from weighlock.cli.shared import (
+    SIZE,
+    connections_option,
+    json_option,
+    print_json,
+    print_notes,
+    transfer_bar,
+)
 from weighlock.cli.text import escaped, size
 from weighlock.errors import LayoutError
 from weighlock.sources.access import Address, Credential, shown
@@ -22,7 +29,7 @@ __all__ = ["command"]
 @click.argument("url")
 @click.option("--names", "patterns", multiple=True, metavar="GLOB", help="Push only these tensors.")
 @click.option("--sender", metavar="NAME", help="The name to push under, if the URL has none.")
-@click.option("--connections", default=4, show_default=True, help="Requests under way at once.")
+@connections_option
 @click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
 @credential_options
 @json_option

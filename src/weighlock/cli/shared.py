@@ -3,6 +3,7 @@
 import contextlib
 import json
 import math
+import os
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -11,13 +12,15 @@ from typing import Any
 import click
 
 from weighlock.cli.text import escaped, parse_size, size
-from weighlock.errors import UnsupportedDType
+from weighlock.errors import DiskError, UnsupportedDType
 from weighlock.sources.access import shown
 from weighlock.tensors.dtypes import DType
 
 __all__ = [
     "DTYPE",
     "SIZE",
+    "check_target",
+    "connections_option",
     "is_url",
     "json_option",
     "label",
@@ -57,6 +60,13 @@ class _DType(click.ParamType):  # type: ignore[type-arg]
 SIZE = _Size()
 DTYPE = _DType()
 
+connections_option = click.option(
+    "--connections",
+    default=4,
+    type=click.IntRange(1, 64),
+    show_default=True,
+    help="Requests under way at once.",
+)
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 
 
@@ -68,6 +78,23 @@ def weights(name: str) -> Callable[[Any], Any]:
 def is_url(path: str) -> bool:
     """Whether weights are to be read from a server."""
     return path.lower().startswith(("http://", "https://"))
+
+
+def check_target(path: str, *, force: bool, is_directory: bool = False) -> None:
+    """Refuse to write to what is there, unless told to replace it.
+
+    Raises:
+        DiskError: something is there. Whether a directory of shards is empty, who writes it sees.
+        UsageError: it would be a file called "-", which nobody means.
+    """
+    if path == "-":
+        raise click.UsageError("weights are not written to standard output; name a file")
+    if is_directory:
+        return
+    if os.path.isdir(path):
+        raise DiskError(f"{path}: is a directory; name a file in it")
+    if os.path.lexists(path) and not force:
+        raise DiskError(f"{path}: exists; --force replaces it")
 
 
 def label(path: str) -> str:
@@ -148,7 +175,7 @@ def transfer_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
 
 @contextlib.contextmanager
 def _bar(doing: str, total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
-    if not sys.stderr.isatty():
+    if sys.stderr is None or not sys.stderr.isatty():  # None if the caller closed it: `2>&-`
         yield lambda done, total: None
         return
     from rich.console import Console
@@ -176,4 +203,5 @@ def _bar(doing: str, total_bytes: int | None) -> Iterator[Callable[[int, int], N
 
 def _report(doing: str, total_bytes: int, seconds: float) -> None:
     rate = size(int(total_bytes / seconds)) if seconds > 0 else "?"
-    click.echo(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)", err=True)
+    with contextlib.suppress(OSError):  # what was done is done, also if nobody can be told
+        click.echo(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)", err=True)

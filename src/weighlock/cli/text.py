@@ -4,7 +4,7 @@ import decimal
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-__all__ = ["as_json_value", "columns", "escaped", "parse_size", "quantity", "size"]
+__all__ = ["as_json_value", "columns", "counted", "escaped", "parse_size", "quantity", "size"]
 
 _UNITS = ("B", "kB", "MB", "GB", "TB", "PB")
 _SUFFIXES = {"": 1, "b": 1} | {
@@ -32,6 +32,11 @@ def size(count: int) -> str:
             break
         value /= 1000
     return f"{count} B" if unit == "B" else f"{value:.3g} {unit}"
+
+
+def counted(count: int, noun: str) -> str:
+    """How many of something: "1 tensor", "2,000 tensors"."""
+    return f"{count:,} {noun}" if count == 1 else f"{count:,} {noun}s"
 
 
 def quantity(count: int) -> str:

@@ -1,5 +1,6 @@
 """`weighlock verify`: is this file whole, and are its numbers numbers?"""
 
+import contextlib
 import sys
 from collections.abc import Iterator, Sequence
 
@@ -9,8 +10,8 @@ import numpy as np
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, print_notes, progress_bar, weights
-from weighlock.cli.text import columns, escaped, size
-from weighlock.errors import LayoutError
+from weighlock.cli.text import columns, counted, escaped, size
+from weighlock.errors import FormatError, LayoutError
 from weighlock.sources.access import Credential
 from weighlock.tensors.blocks import blocks
 from weighlock.tensors.catalog import Catalog
@@ -24,7 +25,7 @@ _BLOCK_ELEMENTS = 1 << 20
 @click.command("verify")
 @weights("path")
 @click.option("--data", is_flag=True, help="Read every tensor and count NaN and Inf.")
-@click.option("--finite", is_flag=True, help="With --data: exit with 1 if there are any.")
+@click.option("--finite", is_flag=True, help="The same, and exit with 1 if there are any.")
 @credential_options
 @json_option
 def command(path: str, data: bool, finite: bool, credential: Credential, as_json: bool) -> None:
@@ -33,7 +34,11 @@ def command(path: str, data: bool, finite: bool, credential: Credential, as_json
     Without --data only headers and sizes are read. What a reader should know and need not refuse,
     such as a total_size in an index that is not that of the tensors, is noted.
     """
-    with weighlock.open(path, access=access_to(credential, path)) as catalog:
+    data = data or finite
+    with (
+        _told_as_json(path, as_json),
+        weighlock.open(path, access=access_to(credential, path)) as catalog,
+    ):
         refs = list(catalog.readable().values())
         _check_shards(catalog)
         total = catalog.readable().nbytes
@@ -58,12 +63,25 @@ def command(path: str, data: bool, finite: bool, credential: Credential, as_json
                 [escaped(n), f"{c['nan']:,} NaN", f"{c['inf']:,} Inf"] for n, c in found.items()
             ]
             click.echo(columns(rows, frozenset({1, 2})))
-        checked = "headers and sizes" if not data else f"all data, {len(found)} tensors not finite"
+        odd = counted(len(found), "tensor")
+        checked = "headers and sizes" if not data else f"all data, {odd} not finite"
         click.echo(
-            f"{escaped(label(path))}: valid ({checked}): {len(refs):,} tensors, {size(total)}"
+            f"{escaped(label(path))}: valid ({checked}): {counted(len(refs), 'tensor')}, "
+            f"{size(total)}"
         )
     if finite and found:
         sys.exit(1)
+
+
+@contextlib.contextmanager
+def _told_as_json(path: str, as_json: bool) -> Iterator[None]:
+    """What is not valid is an answer too, for a program that asks for JSON."""
+    try:
+        yield
+    except FormatError as error:
+        if as_json:
+            print_json({"path": label(path), "valid": False, "error": str(error)})
+        raise
 
 
 def _check_shards(catalog: Catalog) -> None:

@@ -4,6 +4,7 @@ Knows addresses, threads, forks and when to try again; not what is asked for.
 """
 
 import contextlib
+import logging
 import os
 import random
 import threading
@@ -16,11 +17,16 @@ from weighlock.errors import SourceError, WeighlockError
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.http_client import Connection
-from weighlock.sources.retrying import Retrying
+from weighlock.sources.retrying import RETRIES, Retrying
 
 __all__ = ["Connections"]
 
 T = TypeVar("T")
+
+_log = logging.getLogger(RETRIES)
+
+_TOLD_AFTER = 4
+"""Attempts in vain before it is told: about a second."""
 
 
 class Connections:
@@ -124,6 +130,9 @@ class Connections:
             except WeighlockError as error:
                 self.abort.check()  # a connection shut from outside looks like a lost peer
                 pause = retrying.pause_after(error)
+                if retrying.failures == _TOLD_AFTER:
+                    patience = f"{self.limits.patience_s:g} s"
+                    _log.info("%s; trying again for up to %s", error, patience)
             sleep(pause)
 
     @property

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
-from weighlock.errors import ShortRead, SourceChanged, SourceError
+from weighlock.errors import NotAllowed, NotFound, ShortRead, SourceChanged, SourceError
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import HUGE_PAGE
 
@@ -264,7 +264,8 @@ def _open(path: str) -> int:
         # O_NONBLOCK: opening a named pipe must not wait for a writer before it can be refused.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
     except OSError as error:
-        raise SourceError(
+        kinds = {errno.ENOENT: NotFound, errno.EACCES: NotAllowed}
+        raise kinds.get(error.errno or 0, SourceError)(
             f"{path}: cannot be opened: {error.strerror}", errno=error.errno
         ) from error
     except ValueError as error:  # a NUL in the path

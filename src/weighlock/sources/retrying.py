@@ -5,7 +5,10 @@ from collections.abc import Callable
 
 from weighlock.errors import ChunkCorrupt, PeerLost, WeighlockError
 
-__all__ = ["Retrying"]
+__all__ = ["RETRIES", "Retrying"]
+
+RETRIES = "weighlock.retries"
+"""The log that tells, once, that somebody does not answer and is asked again."""
 
 _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
@@ -31,6 +34,11 @@ class Retrying:
         """When it failed first since something last arrived."""
         self._failures = 0
         self._corrupt: Counter[int] = Counter()
+
+    @property
+    def failures(self) -> int:
+        """How often it failed since something last arrived."""
+        return self._failures
 
     def progressed(self) -> None:
         """Something arrived and was good."""

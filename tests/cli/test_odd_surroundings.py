@@ -1,0 +1,108 @@
+"""The command in odd surroundings: closed streams, other encodings, targets that are there."""
+
+import os
+import signal
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+
+import weighlock
+from cli.cli_checks import assert_refused, assert_wrong_usage, layers, save, succeeded
+from process.plain_server import PlainServer
+from waiting import until
+
+
+@pytest.fixture
+def model(tmp_path):
+    return save(tmp_path / "a.safetensors", layers())
+
+
+def shell(line, **options):
+    """What a line of shell comes to; $W is the command."""
+    environment = {**os.environ, "W": f"{sys.executable} -m weighlock", **options}
+    return subprocess.run(
+        ["sh", "-c", line], capture_output=True, text=True, env=environment, check=False
+    )
+
+
+def test_nobody_reads_what_is_said(model, tmp_path):
+    for number, closed in enumerate(("2>&-", "2>/dev/full", ">&- 2>&-")):
+        target = tmp_path / f"copy-{number}"
+        done = shell(f"$W convert {model} {target} {closed}")
+        assert done.returncode == 0, done.stderr
+        with weighlock.open(target) as catalog:
+            assert len(catalog) == len(layers())
+
+
+def test_an_encoding_that_lacks_arrows(model, tmp_path):
+    other = save(tmp_path / "b.safetensors", {"other": np.zeros((2, 3))})
+    for words in (f"diff {model} {other}", "convert --help", f"mean {model} -o {tmp_path}/m"):
+        told = shell(f"$W {words}", PYTHONIOENCODING="latin-1")
+        assert told.returncode == 0, told.stderr
+        assert "Traceback" not in told.stderr
+
+
+def test_an_end_while_it_starts_is_quiet():
+    for _ in range(5):
+        with subprocess.Popen(
+            [sys.executable, "-X", "importtime", "-m", "weighlock", "ls", "nothing"],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as started:
+            for line in started.stderr:  # while the module of the command is being loaded
+                if "click" in line:
+                    break
+            started.send_signal(signal.SIGINT)
+            rest = started.stderr.read()
+        assert started.returncode == 130
+        assert "Traceback" not in rest
+
+
+def test_finite_reads_the_data(tmp_path, weighlock_command):
+    path = save(tmp_path / "nan.safetensors", {"w": np.array([1.0, np.nan])})
+    told = weighlock_command("verify", "--finite", path)
+    assert told.returncode == 1
+    assert "1 NaN" in told.stdout
+    assert "1 tensor not finite" in told.stdout
+
+
+def test_targets_that_nobody_means(model, tmp_path, weighlock_command):
+    (tmp_path / "there").mkdir()
+    for force in ((), ("--force",)):
+        told = weighlock_command("convert", model, tmp_path / "there", *force)
+        assert_refused(told, "is a directory; name a file in it")
+    assert_wrong_usage(weighlock_command("convert", model, "-"))
+    assert_wrong_usage(weighlock_command("mean", model, "-o", "-"))
+    assert_wrong_usage(
+        weighlock_command("convert", model, tmp_path / "x", "--metadata", "weighlock.groups=x")
+    )
+
+
+def test_numbers_that_nobody_means(model, weighlock_command):
+    for number in ("0", "-1", "65"):
+        assert_wrong_usage(weighlock_command("pull", "http://[::1]:1/x", "--connections", number))
+    assert_wrong_usage(weighlock_command("mean", model, "-o", "x", "--threads", "100000"))
+    assert_wrong_usage(weighlock_command("ls", model, "--ca", "missing"))
+
+
+def test_a_server_that_does_not_answer_is_told_of_while_it_is_asked_again():
+    with subprocess.Popen(
+        [sys.executable, "-m", "weighlock", "ls", "http://127.0.0.1:1/model.safetensors"],
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as asking:
+        line = asking.stderr.readline()
+        assert asking.poll() is None
+        asking.terminate()
+    assert "Connection refused" in line
+    assert "trying again for up to 30 s" in line
+
+
+def test_a_server_that_comes_back_is_not_told_of(model, tmp_path, weighlock_command):
+    with PlainServer({"/a.safetensors": model.read_bytes()}) as server:
+        told = weighlock_command("pull", server.url("a.safetensors"), tmp_path / "b")
+        succeeded(told)
+        assert "trying again" not in told.stderr
+        until((tmp_path / "b").exists)
