@@ -73,3 +73,31 @@ def test_the_package_is_typed():
     from importlib.resources import files
 
     assert files("weighlock").joinpath("py.typed").is_file()
+
+
+def test_errors_can_be_named_without_importing_them(run_python):
+    script = """
+import weighlock
+assert "SourceChanged" not in dir(weighlock) and "sys" not in dir(weighlock)
+try:
+    weighlock.open("there is no such file")
+except weighlock.errors.NotFound as error:
+    assert isinstance(error, FileNotFoundError) and error.errno == 2
+    assert str(error).endswith("there is no such file: cannot be opened: No such file or directory")
+"""
+    assert loaded(run_python, script) == []
+
+
+def test_a_ref_is_an_array_for_numpy(path):
+    with weighlock.open(path) as catalog:
+        assert np.asarray(catalog["a"]).tolist() == [1, 1, 1, 1]
+        assert np.asarray(catalog["a"], np.float64).dtype == np.float64
+        assert np.add(catalog["a"], 1).tolist() == [2, 2, 2, 2]
+
+
+def test_names_and_patterns_are_texts(path):
+    with weighlock.open(path) as catalog:
+        with pytest.raises(TypeError, match=r"\['a'\]"):
+            catalog.only("a")
+        with pytest.raises(TypeError, match="a pattern is a text, not int"):
+            catalog.select(5)

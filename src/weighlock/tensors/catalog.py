@@ -232,6 +232,9 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
 
     def select(self, *patterns: str) -> "Catalog":
         """The readable tensors whose name matches one of the glob patterns, in this order."""
+        for pattern in patterns:
+            if not isinstance(pattern, str):
+                raise TypeError(f"select: a pattern is a text, not {type(pattern).__name__}")
         matches = re.compile("|".join(fnmatch.translate(pattern) for pattern in patterns)).match
         chosen: dict[str, TensorRef] = {}
         for name in self:
@@ -245,6 +248,8 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
 
     def only(self, names: Iterable[str]) -> "Catalog":
         """The tensors of these names, in the order given."""
+        if isinstance(names, str):
+            raise TypeError(f"only: several names are wanted; for one, [{names!r}]")
         return self._with({name: self._refs[name] for name in names})
 
     def rename(self, names: Mapping[str, str] | Callable[[str], str]) -> "Catalog":

@@ -108,6 +108,10 @@ class TensorRef:
         self._fill_bytes(byte_view(buffer))
         return from_bytes(buffer, self.spec, device)
 
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
+        """For `np.asarray(ref)`: the tensor, read."""
+        return np.array(self.load(), dtype=dtype, copy=copy)  # type: ignore[call-overload,no-any-return]
+
     def __getitem__(self, index: Index) -> SlicedArray:
         """Read a part. Only the bytes that hold it are read; contiguous rows are one read."""
         return self._slice(index).view(SlicedArray)
