@@ -1,5 +1,6 @@
 """The command in odd surroundings: closed streams, other encodings, targets that are there."""
 
+import json
 import os
 import signal
 import subprocess
@@ -66,6 +67,16 @@ def test_finite_reads_the_data(tmp_path, weighlock_command):
     assert told.returncode == 1
     assert "1 NaN" in told.stdout
     assert "1 tensor not finite" in told.stdout
+
+
+def test_numbers_that_a_dtype_cannot_hold_are_told(tmp_path, weighlock_command):
+    arrays = {"w": np.array([1e6, -1e6, 0.5, np.inf, np.nan]), "v": np.ones(3)}
+    path = save(tmp_path / "large.safetensors", arrays)
+    told = weighlock_command("convert", path, tmp_path / "small", "--dtype", "f16")
+    succeeded(told)
+    assert "note: w: 2 numbers are too large for F16" in told.stderr
+    told = weighlock_command("convert", path, tmp_path / "b", "--dtype", "bf16", "--json")
+    assert json.loads(succeeded(told))["overflowed"] == {}
 
 
 def test_targets_that_nobody_means(model, tmp_path, weighlock_command):

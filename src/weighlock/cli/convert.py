@@ -2,7 +2,8 @@
 
 import fnmatch
 import re
-from collections.abc import Sequence
+from collections import Counter
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import click
@@ -109,7 +110,12 @@ def command(
     """
     check_target(target, force=force, is_directory=max_shard_size is not None)
     with weighlock.open(source, access=access_to(credential, source)) as catalog:
-        chosen = _chosen(catalog, patterns, renames, dtype)
+        too_large: Counter[str] = Counter()
+
+        def overflowed(name: str, count: int) -> None:
+            too_large[name] += count
+
+        chosen = _chosen(catalog, patterns, renames, dtype, overflowed)
         skipped = _unsupported(chosen, patterns)
         if skipped and not skip_unsupported:
             name, reason = next(iter(skipped.items()))
@@ -132,8 +138,11 @@ def command(
             )
     if as_json:
         facts = {"source": label(source), "target": target, "tensors": len(chosen), "bytes": total}
-        print_json({**facts, "skipped": skipped, "tied": shared})
+        print_json({**facts, "skipped": skipped, "tied": shared, "overflowed": dict(too_large)})
     else:
+        for name, count in too_large.items():
+            numbers = "1 number is" if count == 1 else f"{count:,} numbers are"
+            click.echo(f"note: {escaped(name)}: {numbers} too large for {dtype}", err=True)
         for name, reason in skipped.items():
             click.echo(f"left out: {escaped(name)}: {escaped(reason)}")
         if shared:
@@ -143,7 +152,11 @@ def command(
 
 
 def _chosen(
-    catalog: Catalog, patterns: Sequence[str], renames: Sequence[str], dtype: DType | None
+    catalog: Catalog,
+    patterns: Sequence[str],
+    renames: Sequence[str],
+    dtype: DType | None,
+    overflowed: Callable[[str, int], None],
 ) -> Catalog:
     if patterns:
         catalog = catalog.select(*patterns)
@@ -167,7 +180,7 @@ def _chosen(
         lambda ref: (
             ref
             if not ref.dtype.is_float or ref.dtype.is_packed or ref.name in kept
-            else CastRef.of(ref, dtype)
+            else CastRef.of(ref, dtype, overflowed)
         )
     )
 

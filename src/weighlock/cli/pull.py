@@ -1,7 +1,8 @@
 """`weighlock pull`: weights from a URL to a file, taken up where an earlier attempt ended."""
 
+import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 
 import click
 
@@ -16,6 +17,7 @@ from weighlock.cli.shared import (
     transfer_bar,
 )
 from weighlock.cli.text import counted, escaped, size
+from weighlock.disk.owner import owner_of
 from weighlock.errors import DiskError, WeighlockError
 from weighlock.formats.remote import is_metadata
 from weighlock.sources.access import Address, Credential, shown
@@ -66,7 +68,7 @@ def command(
         if not force:
             raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")
         base = base or _if_weights(target)
-    with transfer_bar(f"{shown(url)} → {target}") as progress:
+    with _hint(target), transfer_bar(f"{shown(url)} → {target}") as progress:
         catalog = weighlock.fetch(
             url,
             into=target,
@@ -88,6 +90,19 @@ def command(
             click.echo(
                 f"{escaped(target)}: {counted(len(catalog), 'tensor')}, {size(catalog.nbytes)}"
             )
+
+
+@contextlib.contextmanager
+def _hint(target: str) -> Iterator[None]:
+    """Say what to do after a transfer that broke off."""
+    try:
+        yield
+    except WeighlockError as error:
+        directory, name = os.path.split(os.path.abspath(target))
+        with contextlib.suppress(OSError):
+            if error.retryable and any(owner_of(each, name) for each in os.listdir(directory)):
+                click.echo("what arrived is kept: run it again to go on from there", err=True)
+        raise
 
 
 def _name(url: str) -> str:

@@ -1,6 +1,6 @@
 """Anything that is a tensor, as a ref; and a ref seen in another dtype. Pure: nothing is read."""
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -96,9 +96,16 @@ class CastRef(TensorRef):
 
     spec: TensorSpec
     original: TensorRef
+    overflowed: Callable[[str, int], None] | None = None
+    """Told the name, and how many finite numbers of a piece were too large for the dtype."""
 
     @classmethod
-    def of(cls, ref: TensorRef, dtype: DType) -> TensorRef:
+    def of(
+        cls,
+        ref: TensorRef,
+        dtype: DType,
+        overflowed: Callable[[str, int], None] | None = None,
+    ) -> TensorRef:
         """The ref in that dtype; itself if it already is.
 
         Raises:
@@ -107,7 +114,7 @@ class CastRef(TensorRef):
         if ref.dtype is dtype:
             return ref
         check_cast(ref, dtype)
-        return cls(TensorSpec(ref.name, dtype, ref.shape), ref)
+        return cls(TensorSpec(ref.name, dtype, ref.shape), ref, overflowed)
 
     def renamed(self, name: str) -> "CastRef":
         return replace(self, spec=self.spec.renamed(name))
@@ -120,7 +127,13 @@ class CastRef(TensorRef):
             whole = np.frombuffer(piece, np.uint8).view(self.original.dtype.numpy)
             step = max(1, max_bytes // max(self.original.dtype.alignment, self.dtype.alignment))
             for first in range(0, whole.size, step):
-                yield byte_view(cast(whole[first : first + step], self.dtype))
+                values = whole[first : first + step]
+                result = cast(values, self.dtype)
+                if self.overflowed is not None:
+                    count = np.count_nonzero(np.isfinite(values) & ~np.isfinite(result))
+                    if count:
+                        self.overflowed(self.name, int(count))
+                yield byte_view(result)
 
     def _slice(self, index: Index) -> Array:
         return cast(np.asarray(self.original[index]), self.dtype)
