@@ -15,6 +15,7 @@ __all__ = [
     "is_averaged",
     "narrow",
     "numbers_per_unit",
+    "put_bf16_of_single",
     "to_odd",
     "unit_bytes",
     "unit_dtype",
@@ -24,8 +25,16 @@ __all__ = [
 
 _HALVES = {DType.C64: DType.F32, DType.C128: DType.F64}
 
-_BF16_TIE = np.uint32(0x8000)
-_BF16_REST = np.uint32(0xFFFF)
+_NAN = 0x7FC0
+_LEAST_NORMAL = np.uint16(0x0080)
+
+_DROPPED = np.uint64(45)
+"""Bits of float64 that bf16 does not have."""
+_BELOW_HALF = np.uint64((1 << 44) - 1)
+_KEPT = np.uint64((1 << 64) - (1 << 45))
+
+_STEP = 64 * 1024
+"""Numbers that are rounded at once: what is needed for that stays near a core."""
 
 
 def is_averaged(dtype: DType) -> bool:
@@ -92,7 +101,7 @@ def narrow(values: Array, dtype: DType, out: Array) -> None:
         if kind.bits <= 8 and values.dtype == np.float64:
             values = to_odd(values)  # ml_dtypes would round to float32 first, and then once more
         if kind is DType.BF16:
-            out.view(np.uint16)[...] = _bf16_bits(values)
+            _put_bf16(values, out.view(np.uint16))
         elif kind is DType.F4:
             out[...] = pack_f4(values.astype(kind.numpy).view(np.uint8))
         else:
@@ -119,22 +128,46 @@ def _bf16_as_float32(bits: Array) -> Array:
     return values
 
 
-def _bf16_bits(values: Array) -> Array:
-    single = values.astype(np.float32)
-    bits = single.view(np.uint32)
-    if values.dtype == np.float64:
-        # Rounding twice would be wrong where the first step lands on a tie: step off it, to the
-        # side where the number was.
-        ties = np.flatnonzero((bits & _BF16_REST) == _BF16_TIE)
-        if ties.size:
-            exact, rounded = np.abs(values[ties]), np.abs(single[ties].astype(np.float64))
-            bits[ties] += (exact > rounded).astype(np.uint32)
-            bits[ties] -= (exact < rounded).astype(np.uint32)
-    nans = np.isnan(single)
-    odd = (bits >> np.uint32(16)) & np.uint32(1)
-    bits += odd
-    bits += np.uint32(0x7FFF)
-    bits >>= np.uint32(16)
-    short = bits.astype(np.uint16)
-    short[nans] = 0x7FC0  # adding may have carried a NaN into the sign
-    return short
+def put_bf16_of_single(values: Array, out: Array, room: Array) -> None:
+    """Round finite float32 into bits of bf16.
+
+    Args:
+        values: the numbers.
+        out: for uint16, as many.
+        room: uint32, as many; for use on the way.
+    """
+    bits = values.view(np.uint32)
+    np.right_shift(bits, np.uint32(16), out=room)
+    room &= np.uint32(1)
+    room += np.uint32(0x7FFF)
+    room += bits
+    room >>= np.uint32(16)
+    np.copyto(out, room, casting="unsafe")
+
+
+def _put_bf16(values: Array, out: Array) -> None:
+    """Round float32 or float64 into bits of bf16."""
+    for begin in range(0, values.size, _STEP):
+        some, bits = values[begin : begin + _STEP], out[begin : begin + _STEP]
+        if values.dtype == np.float32:
+            put_bf16_of_single(some, bits, np.empty(some.size, np.uint32))
+        else:
+            _put_bf16_of_double(some, bits)
+        bits[np.isnan(some)] = _NAN  # adding may have carried it into the sign
+
+
+def _put_bf16_of_double(values: Array, out: Array) -> None:
+    # Rounded to eight bits as float64 is, on the bits of an integer; what is left fits float32.
+    bits = values.view(np.uint64)
+    rounded = bits >> _DROPPED
+    rounded &= np.uint64(1)
+    rounded += _BELOW_HALF
+    rounded += bits
+    rounded &= _KEPT
+    wide = rounded.view(np.float64).astype(np.float32).view(np.uint32)
+    wide >>= np.uint32(16)
+    np.copyto(out, wide, casting="unsafe")
+    # Next to zero bf16 has fewer than eight bits.
+    few = np.flatnonzero(((out & np.uint16(0x7FFF)) <= _LEAST_NORMAL) & (values != 0))
+    if few.size:
+        out[few] = to_odd(values[few]).astype(DType.BF16.numpy).view(np.uint16)

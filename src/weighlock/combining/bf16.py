@@ -1,0 +1,188 @@
+"""Weighted sums of bf16, made in float32 and proved. Pure arithmetic.
+
+Every result is the float64 sum rounded once. It is not made that way: sums in float32 take half the
+time. For each block it is shown what float32 may have got wrong, and only the few numbers for which
+that matters are summed again in float64. So results do not depend on the order or the instructions
+that made the float32 sums. There are two ways to show it:
+
+- By a margin: a float32 sum is off by so much at the most. Where all of that interval rounds to one
+  number, that is the one.
+- By exactness, where all weights are multiples of a power of two: there, means lie half-way between
+  two numbers of bf16 again and again, and no margin tells to which side to round. But where the
+  numbers that are added are not too far apart in size, float32 holds every sum of them.
+"""
+
+import numpy as np
+
+from weighlock.combining.desk import Desk
+from weighlock.combining.rounding import put_bf16_of_single, to_odd
+from weighlock.tensors.arrays import Array
+from weighlock.tensors.dtypes import DType
+
+__all__ = ["add_rows", "sum_bf16"]
+
+_BF16 = DType.BF16.numpy
+
+_PIECE = 8192
+"""Numbers that share a bound of what their sums are off. An outlier widens it for all of them, and
+more have to be summed again; for shorter pieces, bounds would take longer than sums."""
+
+_MOST_OPEN = 32
+"""One number of so many may be summed again; beyond that, float64 for all is faster."""
+
+_FEW = 256
+"""So many may always be: a short tensor says nothing of others."""
+
+_AGAIN_COLUMNS = 32 * 1024
+"""Sums that are made again at once; in float64 they take six times the memory of the block."""
+
+_LEAST, _LARGEST = 2.0**-126, 3e38
+"""Weights below are rounded coarsely in float32; weights or sums above could overflow it."""
+
+_TURNED = np.uint16(-2 % 2**16)
+
+_HALF, _BEHIND, _CUT = np.uint32(0x8000), np.uint32(0xFFFF), np.uint32(16)
+"""Of the bits of float32: half of bf16's last place, all behind that place, and how many."""
+
+
+def sum_bf16(weights: Array, bits: Array, result: Array, desk: Desk) -> bool:
+    """Fill `result` with the bits of Σ weight · row.
+
+    Args:
+        weights: float64.
+        bits: one row for each weight.
+        result: as long as a row.
+        desk: buffers.
+
+    Returns:
+        Whether float32 was good for it. If not, `result` holds nothing of use.
+    """
+    if weights.tobytes() in desk.hints:
+        return False
+    sizes = np.abs(weights[weights != 0])
+    if sizes.size and not (sizes.min() >= _LEAST and sizes.max() <= _LARGEST):
+        return False
+    grain = _grain(weights)
+    whole = result.size - result.size % _PIECE
+    spans = [s for s in (slice(0, whole), slice(whole, None)) if result[s].size]
+    return all(_sum_pieces(weights, grain, bits[:, s], result[s], desk) for s in spans)
+
+
+def add_rows(weights: Array, values: Array, out: Array) -> None:
+    """Σ weight · row, in the precision of `out`; rows are widened a few KiB at a time."""
+    if values.shape[1] == 1:  # which einsum would add in another order: never alone
+        pair = np.empty(2, out.dtype)
+        add_rows(weights, np.repeat(values, 2, axis=1), pair)
+        out[0] = pair[0]
+        return
+    with np.errstate(all="ignore"):
+        np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
+
+
+def _sum_pieces(
+    weights: Array, grain: float | None, bits: Array, result: Array, desk: Desk
+) -> bool:
+    """The sums of a run of pieces, all equally long."""
+    totals = _largest_sums(weights, bits)
+    if not (totals < _LARGEST).all():
+        return False
+    sums = desk.array("sums", result.shape, np.float32)
+    desk.align_casts(np.float32)
+    add_rows(weights.astype(np.float32), bits.view(_BF16), sums)
+    if grain is None:
+        is_open = _round_by_margin(sums, _off_by(len(weights), totals), result, desk)
+    else:
+        is_open = _round_exact(sums, bits, _least_exact(grain, totals), result, desk)
+    again = np.flatnonzero(is_open)
+    if again.size > max(_FEW, result.size // _MOST_OPEN):
+        desk.hints.add(weights.tobytes())  # it will not be for other blocks either
+        return False
+    for begin in range(0, again.size, _AGAIN_COLUMNS):
+        columns = again[begin : begin + _AGAIN_COLUMNS]
+        # Picked out, they lie column by column, and einsum would add them in another order.
+        result[columns] = _sum_again(weights, np.ascontiguousarray(bits[:, columns]))
+    return True
+
+
+def _largest_sums(weights: Array, bits: Array) -> Array:
+    """What no weighted sum of columns of bf16 is beyond, in each piece of them."""
+    pieces = bits.reshape(len(bits), -1, min(_PIECE, bits.shape[1]))
+    # As unsigned integers the largest is the most negative number, as signed the most positive.
+    negative = pieces.max(axis=2).astype(np.int32) & 0x7FFF
+    largest = np.maximum(negative, pieces.view(np.int16).max(axis=2))
+    totals: Array = np.abs(weights) @ (largest << 16).view(np.float32)
+    return totals
+
+
+def _off_by(rows: int, totals: Array) -> Array:
+    """More than what float32 sums of so many rows are off, where no sum is beyond a total."""
+    # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each is
+    # off by 2**-24 of the total at the most; or by 2**-150, next to zero.
+    margins = (rows + 2) * (2.0**-24 * 1.001 * totals + 2.0**-148)
+    margins = np.nextafter(margins.astype(np.float32), np.float32(np.inf))
+    margins[totals == 0] = 0  # nothing but zeros
+    return margins
+
+
+def _round_by_margin(sums: Array, margins: Array, result: Array, desk: Desk) -> Array:
+    """Round sums, which are not kept; returns which of them are open.
+
+    A sum lies strictly between both ends. Where these are cut to the same number after half of its
+    last place was added, the sum is not half-way between two, and that number is the nearest.
+    """
+    pieces = len(margins), -1
+    low, high = desk.array("ends", sums.shape, np.float32), sums
+    np.subtract(sums.reshape(pieces), margins[:, None], out=low.reshape(pieces))
+    np.add(sums.reshape(pieces), margins[:, None], out=high.reshape(pieces))
+    low_bits, high_bits = low.view(np.uint32), high.view(np.uint32)
+    low_bits += _HALF
+    high_bits += _HALF
+    low_bits ^= high_bits
+    high_bits >>= _CUT
+    np.copyto(result, high_bits, casting="unsafe")
+    return np.greater(low_bits, _BEHIND, out=desk.array("open", sums.shape, np.bool_))
+
+
+def _grain(weights: Array) -> float | None:
+    """The power of two that all weights are multiples of; None if float32 does not hold them."""
+    if (weights.astype(np.float32) != weights).any():
+        return None
+    ratios = [float(weight).as_integer_ratio()[1] for weight in weights if weight]
+    return 1 / max(ratios) if ratios else None
+
+
+def _least_exact(grain: float, totals: Array) -> Array:
+    """Bits of the least number beside which float32 holds every sum, up to the totals.
+
+    A number of bf16 from 2**e on is a multiple of 2**(e-7), and its product of the grain times
+    that. If every number added is a multiple of some d, so is every sum; and float32 holds the
+    multiples of d up to 2**24 · d, unless d is less than the least number it has.
+    """
+    steps = np.maximum(totals * 2.0**-24, 2.0**-149) / grain
+    exponents = np.frexp(steps)[1] + 7  # of a power of two that is not less
+    least: Array = np.clip(exponents + 127, 1, 255).astype(np.uint16) << np.uint16(7)
+    return least
+
+
+def _round_exact(sums: Array, bits: Array, least: Array, result: Array, desk: Desk) -> Array:
+    """Round sums; returns which of them may not be exact."""
+    put_bf16_of_single(sums, result, desk.array("ends", sums.shape, np.uint32))
+    # Times -2, bits lose their sign, and of all but zero the smallest number comes out largest.
+    smallest = desk.array("smallest", sums.shape, np.uint16)
+    row = desk.array("row", sums.shape, np.uint16)
+    np.multiply(bits[0], _TURNED, out=smallest)
+    for other in bits[1:]:
+        np.maximum(smallest, np.multiply(other, _TURNED, out=row), out=smallest)
+    limits = least * _TURNED
+    pieces = len(limits), -1
+    is_open = desk.array("open", sums.shape, np.bool_)
+    np.greater(smallest.reshape(pieces), limits[:, None], out=is_open.reshape(pieces))
+    return is_open
+
+
+def _sum_again(weights: Array, bits: Array) -> Array:
+    """The bits of sums in float64, for columns whose float32 sum did not tell how to round."""
+    sums = np.empty(bits.shape[1])
+    add_rows(weights, bits.view(_BF16), sums)
+    rounded: Array = to_odd(sums).astype(_BF16).view(np.uint16)
+    return rounded
