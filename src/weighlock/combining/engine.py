@@ -32,7 +32,7 @@ from weighlock.errors import (
     WeighlockError,
 )
 from weighlock.sources.grid import BLOCK_BYTES
-from weighlock.tensors.arrays import Array, byte_view
+from weighlock.tensors.arrays import byte_view
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 
@@ -44,6 +44,7 @@ _AHEAD = 2
 _READERS = 12
 """Requests under way at once, at the most."""
 
+_UNREADABLE = FormatError, SourceError, TransferError, ProtocolError
 
 _MOST_THREADS = 4
 
@@ -90,13 +91,21 @@ def combine_blocks(parts: Sequence[Part], sink: Sink, setting: Setting) -> None:
     _Run(parts, sink, setting).run()
 
 
+class _Buffer:
+    """Room for the rows of a block."""
+
+    def __init__(self, shape: tuple[int, int]) -> None:
+        self.rows = np.empty(shape, np.uint8)
+        self.views = [byte_view(row) for row in self.rows]
+
+
 @dataclass(slots=True)
 class _Taken:
     """A block that somebody works on, or will."""
 
     block: Block
     rows: Rows
-    buffer: Array
+    buffer: _Buffer
     coming: dict[int, "Future[None]"]
     """Rows that are being read by others."""
 
@@ -118,7 +127,7 @@ class _Run:
         self._turns = {id(source): threading.Lock() for source in turns}
         self._blocks = plan_blocks(parts, length)
         self._waiting: deque[_Taken] = deque()
-        self._free: list[Array] = []
+        self._free: list[_Buffer] = []
         self._open: dict[int, Rows] = {}
         self._lock = threading.Lock()
         self._failure: BaseException | None = None
@@ -182,11 +191,11 @@ class _Run:
         if block.is_first:
             self._open[block.part] = Rows(part, self._setting.directory)
         rows = self._open[block.part]
-        buffer = self._free.pop() if self._free else np.empty(self._shape, np.uint8)
+        buffer = self._free.pop() if self._free else _Buffer(self._shape)
         taken = _Taken(block, rows, buffer, {})
         for row, ref in enumerate(part.refs):
             if block.is_first:
-                self._naming(part, row, lambda row=row: rows.prepare(row))  # type: ignore[misc]
+                self._prepare(rows, row)
             if self._pool is not None and is_remote(ref):
                 taken.coming[row] = self._pool.submit(self._read_ahead, taken, row)
         return taken
@@ -200,20 +209,24 @@ class _Run:
     def _read(self, taken: _Taken, row: int) -> None:
         part, block = taken.rows.part, taken.block
         width = unit_bytes(part.refs[row].dtype)
-        view = byte_view(taken.buffer[row])[: block.units * width]
-        self._naming(part, row, lambda: taken.rows.read_into(row, block.first * width, view))
-
-    def _naming(self, part: Part, row: int, read: Callable[[], None]) -> None:
-        """Read something, and say whose it was if it cannot be had."""
+        view = taken.buffer.views[row][: block.units * width]
         try:
-            read()
-        except Aborted:
-            raise
-        except (FormatError, SourceError, TransferError, ProtocolError) as error:
-            named(error, f"{self._setting.labels[part.owners[row]]}: tensor {part.spec.name!r}")
-            if isinstance(error, FormatError):
-                raise
-            raise Lost(part.owners[row], error) from error
+            taken.rows.read_into(row, block.first * width, view)
+        except _UNREADABLE as error:
+            raise self._unreadable(part, row, error) from error.__cause__
+
+    def _prepare(self, rows: Rows, row: int) -> None:
+        try:
+            rows.prepare(row)
+        except _UNREADABLE as error:
+            raise self._unreadable(rows.part, row, error) from error.__cause__
+
+    def _unreadable(self, part: Part, row: int, error: WeighlockError) -> Exception:
+        """What to raise for a row that cannot be had: it says whose it was."""
+        if isinstance(error, Aborted):
+            return error
+        named(error, f"{self._setting.labels[part.owners[row]]}: tensor {part.spec.name!r}")
+        return error if isinstance(error, FormatError) else Lost(part.owners[row], error)
 
     def _finish(self, taken: _Taken, desk: Desk) -> None:
         part, block = taken.rows.part, taken.block
@@ -225,7 +238,7 @@ class _Run:
         width = unit_bytes(part.spec.dtype)
         out = desk.array("out", (block.units * width + SPARE_BYTES,), np.uint8)
         try:
-            part.how.combine(taken.buffer[: len(part.refs)], block.units, out, desk)
+            part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
         except Fault as fault:
             raise self._refused(part, block, fault) from fault
         data = byte_view(out)[: block.units * width]
