@@ -19,7 +19,7 @@ from weighlock.sources.local import BytesSource, FileSource
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 from weighlock.tensors.stored import StoredRef
-from weighlock.transfer.contents import Contents, FilePart
+from weighlock.transfer.contents import Contents, FilePart, Several
 from weighlock.transfer.layout import lay_out
 
 MB = 1_000_000
@@ -31,7 +31,7 @@ def contents_of(tensors, **options):
 
 def pieces_of(contents):
     return [
-        piece if isinstance(piece, FilePart) else bytes(piece)
+        bytes(piece) if isinstance(piece, memoryview) else piece
         for piece in contents.pieces(Span(0, contents.size))
     ]
 
@@ -62,11 +62,33 @@ def test_a_file_is_one_span_for_the_kernel(stored):
     assert part.length == stored.nbytes
 
 
-def test_small_tensors_go_together():
+def test_tiny_tensors_go_through_one_buffer():
     arrays = {f"a{n}": sample("U8", (100,), n) for n in range(1000)}
     contents = contents_of(arrays)
-    assert len(pieces_of(contents)) == 2  # the header, and all tensors
-    assert whole(contents).endswith(arrays["a999"].tobytes())
+    (piece,) = pieces_of(contents)  # with the header
+    assert piece == whole(contents)
+    assert piece.endswith(arrays["a999"].tobytes())
+
+
+def test_small_arrays_come_together_as_they_lie():
+    arrays = {f"a{n}": sample("BF16", (20, 300), n) for n in range(100)}
+    contents = contents_of(arrays)
+    _, several, rest = contents.pieces(Span(0, contents.size))  # one call for about a megabyte
+    assert isinstance(several, Several)
+    assert isinstance(rest, Several)
+    for found, array in zip(several.arrays + rest.arrays, arrays.values(), strict=True):
+        assert np.shares_memory(found, array)
+    assert (
+        several.joined() == b"".join(array.tobytes() for array in arrays.values())[: several.length]
+    )
+
+
+def test_many_tiny_arrays_do_not_ask_too_much_of_one_call():
+    contents = contents_of({f"a{n}": sample("U8", (500,), n) for n in range(1500)})
+    pieces = list(contents.pieces(Span(0, contents.size)))
+    counts = [len(piece.arrays) for piece in pieces if isinstance(piece, Several)]
+    assert counts
+    assert max(counts) <= 1024 == os.sysconf("SC_IOV_MAX")
 
 
 @pytest.mark.parametrize("first", [0, 1, 7, 300, 65_535, 65_536, 65_537, 100_000])

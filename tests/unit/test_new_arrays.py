@@ -59,6 +59,67 @@ def test_each_tensor_has_its_own_array_of_its_shape(model):
     assert not any(np.shares_memory(a, b) for a, b in pairwise(arrays))
 
 
+def received_from(arrays, path):
+    """What is received together, and what it comes to if the bytes of a file are received."""
+    weighlock.save(path, arrays, durable=False)
+    content = np.fromfile(path, np.uint8)
+    with weighlock.open(path) as catalog:
+        received = to_receive(catalog)
+        received.make()
+        for number, span in enumerate(received.spans):
+            received.buffer(number)[:] = content[span.offset : span.end]
+        return received.spans, received.complete()
+
+
+def test_very_many_small_tensors_lie_together(tmp_path):
+    """A few in one piece of memory, each with bytes of its own, where its type may begin."""
+    rng = np.random.default_rng(1)
+    kinds = (np.float64, np.float32, np.int16, DType.BF16.numpy, np.uint8, np.complex64)
+    arrays = {
+        f"t{n:04}": rng.integers(0, 100, (n % 5 + 1, n % 3 + 1, 900)).astype(kinds[n % 6])
+        for n in range(1500)
+    }
+    arrays["large"] = rng.integers(0, 9, 200_000)
+    spans, complete = received_from(arrays, tmp_path / "m.safetensors")
+    assert len(spans) < 60
+    assert max(span.length for span in spans) <= 4 << 20
+    for name, array in arrays.items():
+        found = complete[name].load()
+        assert found.dtype == array.dtype
+        assert found.flags.aligned
+        assert found.flags.writeable
+        assert (found == array).all()
+    complete["t0003"].load()[:] = 7
+    assert all((complete[n].load() == a).all() for n, a in arrays.items() if n != "t0003")
+
+
+def test_what_is_kept_of_them_keeps_little_else(tmp_path):
+    arrays = {f"t{n:04}": np.full(5000, n, np.float32) for n in range(1500)}
+    _, complete = received_from(arrays, tmp_path / "m.safetensors")
+    kept = complete["t0700"].load()
+    del complete
+    assert kept.base.nbytes <= 6 << 20  # two megabytes of which were never touched
+    assert (kept == 700).all()
+
+
+def test_tensors_that_would_not_begin_on_their_type_get_memory_of_their_own():
+    """In a file of somebody else's, an odd number of bytes may lie before a wide number."""
+    source = BytesSource(memoryview(b""))
+    refs, offset = [], 0
+    for number in range(3000):
+        spec = (
+            TensorSpec(f"t{number}", DType.U8, (10_001,))
+            if number % 3 == 0
+            else TensorSpec(f"t{number}", DType.F32, (2000,))
+        )
+        refs.append(StoredRef(spec, source, Span(offset, spec.nbytes)))
+        offset += spec.nbytes
+    received = to_receive(Catalog({ref.name: ref for ref in refs}))
+    received.make()
+    assert len(received.spans) < 3000
+    assert all(ref.load().flags.aligned for ref in received.complete().values())
+
+
 def test_who_waits_is_told_when_no_more_are_made():
     """Memory ends before the last array: whoever waits for it must not wait for ever."""
     length = 256 << 20

@@ -10,6 +10,7 @@ from unit_samples import sample, tensor_of
 import weighlock
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Span
+from weighlock.transfer.contents import Several
 
 __all__ = ["every_tensor", "expected_bytes", "read", "whole"]
 
@@ -26,6 +27,8 @@ def whole(contents):
     for piece in contents.pieces(Span(0, contents.size)):
         if isinstance(piece, memoryview):
             found += bytes(piece)
+        elif isinstance(piece, Several):
+            found += bytes(piece.joined())
         else:
             buffer = bytearray(piece.length)
             piece.file.read_into(piece.offset, memoryview(buffer))

@@ -19,6 +19,7 @@ from weighlock.sources.local import BytesSource
 from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.convert import as_ref
+from weighlock.tensors.dtypes import DType
 from weighlock.tensors.filling import slots_of, targets_of
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span, TensorSpec
@@ -26,13 +27,13 @@ from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import Targets
 
 _SMALL_BYTES = 128 * 1024
-"""Below this, malloc takes memory from its heap; above, from the system."""
+"""Below this a tensor is small."""
 
-_HEAP_BYTES = 16 * 1024 * 1024
-"""A piece of the heap; glibc takes up to twice as much from it once it saw as much come back."""
+_MANY_BYTES = 16 * 1024 * 1024
+"""Small tensors of so much in all are received together; fewer are not worth it."""
 
-_TOLD = 256
-"""Arrays that are made before those who wait for one are told."""
+_TOGETHER_BYTES = 4 * 1024 * 1024
+"""So much of them lies in one piece of memory: two huge pages."""
 
 __all__ = ["Received", "check_memory", "into_arrays", "into_new_memory", "places_of"]
 
@@ -91,44 +92,52 @@ def into_new_memory(chosen: Catalog, places: Sequence[Place], limits: Limits) ->
 class _NewArrays:
     """Tensors in new arrays. For 100,000 of them, making takes a quarter of a second or more.
 
-    So one thread makes them while others receive already. Not each its own: every thread has a heap
-    of its own, those of short-lived ones come in small pages, and are given back with them.
+    So one thread makes them while others receive already. Where very many are small, neighbours lie
+    in one piece of memory as they do in the file: a block is received straight into it, instead of
+    being cut up. It lives as long as one of them.
     """
 
     def __init__(self, chosen: Catalog, places: Sequence[Place]) -> None:
         self._chosen = chosen
         self._places = places
-        self.spans: list[Span] = []
-        self._specs: list[TensorSpec] = []
+        tensors: list[_Tensor] = []
         for span, _, ref in places:
-            if not self.spans or self.spans[-1].offset != span.offset:  # not another name of one
-                self.spans.append(span)
-                self._specs.append(ref.spec)
+            if not tensors or tensors[-1][0].offset != span.offset:  # not another name of one
+                tensors.append((span, ref.spec))
+        self._runs = _runs(tensors)
+        self.spans = [_covering(run) for run in self._runs]
         self._refs: list[TensorRef] = []
         self._buffers: list[Array] = []
         self._more = threading.Condition()
         self._is_over = False
 
     def make(self) -> None:
-        heap_left = _HEAP_BYTES  # a few small ones are not worth it
         try:
-            for number, spec in enumerate(self._specs):
-                nbytes = self.spans[number].length
-                if nbytes < _SMALL_BYTES:
-                    heap_left -= nbytes
-                    if heap_left < 0:
-                        _lay_heap_in_huge_pages()
-                        heap_left = _HEAP_BYTES
-                ref, buffer = _new(spec)
-                self._refs.append(ref)
-                self._buffers.append(buffer)
-                if number % _TOLD == 0:
-                    with self._more:
-                        self._more.notify_all()
+            for run in self._runs:
+                if len(run) == 1:
+                    ref, buffer = _new(run[0][1])
+                    self._add(buffer)
+                    self._refs.append(ref)
+                else:
+                    self._make_together(run)
         finally:
             with self._more:
                 self._is_over = True
                 self._more.notify_all()
+
+    def _make_together(self, run: "Sequence[_Tensor]") -> None:
+        whole = empty((_TOGETHER_BYTES,), np.dtype(np.uint8))
+        span = _covering(run)
+        self._add(whole[: span.length])
+        for place, spec in run:
+            start = place.offset - span.offset
+            array: Array = np.ndarray(spec.shape, spec.dtype.numpy, whole, start)
+            self._refs.append(ArrayRef(spec, array))
+
+    def _add(self, buffer: Array) -> None:
+        with self._more:
+            self._buffers.append(buffer)
+            self._more.notify_all()
 
     def buffer(self, number: int) -> Array:
         if number >= len(self._buffers):
@@ -140,10 +149,10 @@ class _NewArrays:
 
     def complete(self) -> Catalog:
         refs: dict[str, TensorRef | None] = dict.fromkeys(self._chosen)
-        number = 0
+        number, reached = -1, -1
         for span, name, ref in self._places:
-            if span.offset != self.spans[number].offset:
-                number += 1
+            if span.offset != reached:
+                number, reached = number + 1, span.offset
             made = self._refs[number]
             refs[name] = made if made.spec is ref.spec else _also(made, ref.spec)
         complete = {
@@ -152,6 +161,40 @@ class _NewArrays:
         }
         beside = Beside(aliases=self._chosen.aliases, groups=self._chosen.groups)
         return Catalog(complete, self._chosen.metadata, beside=beside)
+
+
+_Tensor: TypeAlias = tuple[Span, TensorSpec]
+
+
+def _runs(tensors: "Sequence[_Tensor]") -> "list[Sequence[_Tensor]]":
+    """Which of them lie in one piece of memory: neighbours, where very many are small."""
+    small = sum(span.length for span, _ in tensors if span.length < _SMALL_BYTES)
+    if small < _MANY_BYTES:
+        return [(tensor,) for tensor in tensors]
+    # Where a tensor of each type may begin; packed ones are no arrays of numpy's.
+    steps = {dtype: dtype.numpy.alignment for dtype in DType if not dtype.is_packed}
+    runs: list[Sequence[_Tensor]] = []
+    first, start, reached = 0, 0, -1
+    for number, (span, spec) in enumerate(tensors):
+        offset, length = span.offset, span.length
+        step = steps.get(spec.dtype) if length < _SMALL_BYTES else None
+        is_next = (
+            step is not None
+            and offset == reached
+            and offset + length - start <= _TOGETHER_BYTES
+            and (offset - start) % step == 0
+        )
+        if not is_next:
+            if number:
+                runs.append(tensors[first:number])
+            first, start = number, offset
+        reached = -1 if step is None else offset + length
+    return [*runs, tensors[first:]]
+
+
+def _covering(run: "Sequence[_Tensor]") -> Span:
+    start = run[0][0].offset
+    return Span(start, run[-1][0].end - start)
 
 
 def _new(spec: TensorSpec) -> tuple[TensorRef, Array]:
@@ -168,15 +211,6 @@ def _also(ref: TensorRef, spec: TensorSpec) -> TensorRef:
     if isinstance(ref, StoredRef):
         return StoredRef(spec, ref.source, ref.span)
     return ArrayRef(spec, ref.load().view(spec.dtype.numpy).reshape(spec.shape))
-
-
-def _lay_heap_in_huge_pages() -> None:
-    """Have malloc cut the next small arrays from huge pages, if it can.
-
-    numpy asks for huge pages for large arrays only. One that is let go of at once leaves a stretch
-    of heap with such pages behind: filling small arrays in it takes one fault where it took 512.
-    """
-    np.empty(_HEAP_BYTES, np.uint8)
 
 
 def into_arrays(

@@ -40,7 +40,7 @@ from weighlock.sources.grid import (
 from weighlock.sources.upload import NotAnnounced, Upload
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Contents, FilePart, Piece
+from weighlock.transfer.contents import Contents, FilePart, Piece, Several
 from weighlock.transfer.digests import hash_block, in_two_threads
 from weighlock.transfer.layout import lay_out
 from weighlock.transfer.rate import Rate
@@ -312,6 +312,11 @@ class _Push:
 
 def _steps(piece: Piece, most: int) -> Iterator[Piece]:
     """A piece in parts of so many bytes at the most."""
+    if isinstance(piece, Several):
+        if piece.length <= most:
+            yield piece
+            return
+        piece = piece.joined()
     for start in range(0, piece_length(piece), most):
         count = min(most, piece_length(piece) - start)
         if isinstance(piece, FilePart):

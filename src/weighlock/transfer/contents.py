@@ -1,8 +1,9 @@
 """The bytes of a virtual file, any range of them, from wherever its tensors lie.
 
 Knows memory, files and tensors that must be gathered first; not who asks. A range comes as pieces
-that can be sent without a copy: memory as it is, files as spans for `sendfile`. What is small goes
-through one buffer together, so that no tensor costs a system call of its own.
+that can be sent without a copy: memory as it is, files as spans for `sendfile`. Small arrays come
+many together, and what else is small goes through one buffer: no tensor costs a system call of its
+own.
 """
 
 import threading
@@ -25,12 +26,16 @@ from weighlock.tensors.stored import Readable, StoredRef
 from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import VirtualFile
 
-__all__ = ["Contents", "FilePart", "Piece", "Sendable"]
+__all__ = ["Contents", "FilePart", "Piece", "Sendable", "Several"]
 
 _SMALL_BYTES = 64 * 1024
 """Below this, copying is cheaper than a system call of its own."""
 
 _BOUNCE_BYTES = 512 * 1024
+
+_TOGETHER_BYTES = 1024 * 1024
+_MOST_TOGETHER = 512
+"""Small arrays that come together; the kernel takes up to 1,024."""
 
 _REMOTE_BYTES = 1024 * 1024
 """Read at once from what is neither memory nor a file: a block of another server."""
@@ -66,7 +71,20 @@ class FilePart:
     length: int
 
 
-Piece: TypeAlias = memoryview | FilePart
+@dataclass(frozen=True, slots=True)
+class Several:
+    """Small arrays one after another, as they lie: one call can send them all."""
+
+    arrays: tuple[Array, ...]
+    length: int
+
+    def joined(self) -> memoryview:
+        """Their bytes, copied."""
+        # numpy's arrays are bytes for `join` whatever their type is.
+        return memoryview(b"".join(self.arrays))  # type: ignore[arg-type]
+
+
+Piece: TypeAlias = memoryview | FilePart | Several
 
 
 class Contents:
@@ -120,10 +138,9 @@ class Contents:
         for piece in self.pieces(Span(offset, len(buffer))):
             if isinstance(piece, FilePart):
                 piece.file.read_into(piece.offset, buffer[done : done + piece.length])
-                done += piece.length
             else:
-                buffer[done : done + len(piece)] = piece
-                done += len(piece)
+                buffer[done : done + _length(piece)] = _in_memory(piece)
+            done += _length(piece)
 
     def pieces(self, span: Span, budget: Budget | None = None) -> Iterator[Piece]:
         """A range of the virtual file, in order. A piece is valid until the next is asked for.
@@ -163,7 +180,7 @@ class Contents:
             if isinstance(piece, FilePart):
                 window.read_into(piece, target)
             else:
-                target[:] = piece
+                target[:] = _in_memory(piece)
             used += length
         if buffer is not None and used:
             yield buffer[:used]
@@ -206,9 +223,9 @@ class Contents:
             ref = segment.ref
             if end - begin < _SMALL_BYTES and small.takes(ref, end - begin):
                 if small.is_full:
-                    yield from small.joined()
+                    yield from small.all()
                 continue
-            yield from small.joined()
+            yield from small.all()
             memory = ref.memory()
             if memory is not None:
                 yield memory[begin:end]
@@ -224,9 +241,9 @@ class Contents:
             else:
                 with room.held(len(gathered)):
                     yield gathered[begin:end]
-        yield from small.joined()
+        yield from small.all()
 
-    def _gathered(self, key: int, ref: TensorRef) -> Piece:
+    def _gathered(self, key: int, ref: TensorRef) -> memoryview | FilePart:
         with self._gathering:
             if self._closed:
                 raise SourceError(f"tensor {ref.name!r}: its share is over")
@@ -284,20 +301,17 @@ class _Room:
 
 
 class _Together:
-    """Small arrays one after another, to be copied by one call.
-
-    One by one, Python takes longer than the memory.
-    """
+    """Small arrays one after another. One by one, Python takes longer than the memory."""
 
     def __init__(self, room: _Room) -> None:
         self._room = room
-        self._most = room.fitting(_BOUNCE_BYTES)
+        self._most = room.fitting(_TOGETHER_BYTES)
         self._arrays: list[Array] = []
         self._bytes = 0
 
     @property
     def is_full(self) -> bool:
-        return self._bytes + _SMALL_BYTES > self._most
+        return self._bytes + _SMALL_BYTES > self._most or len(self._arrays) == _MOST_TOGETHER
 
     def takes(self, ref: TensorRef, count: int) -> bool:
         """Add an array of which all is wanted; False if it is none, or does not lie in order."""
@@ -307,15 +321,14 @@ class _Together:
         self._bytes += count
         return True
 
-    def joined(self) -> Iterator[memoryview]:
-        """Their bytes, in order; nothing if there are none."""
+    def all(self) -> Iterator[Several]:
+        """All of them; nothing if there are none."""
         if not self._arrays:
             return
-        with self._room.held(self._bytes):
-            # numpy's arrays are bytes for `join` whatever their type is.
-            together = b"".join(self._arrays)  # type: ignore[arg-type]
+        with self._room.held(self._bytes):  # whoever cannot send them as they lie copies them
+            several = Several(tuple(self._arrays), self._bytes)
             self._arrays, self._bytes = [], 0
-            yield memoryview(together)
+            yield several
 
 
 def _stored(source: Readable, offset: int, length: int, room: _Room) -> Iterator[Piece]:
@@ -353,7 +366,11 @@ def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
 
 
 def _length(piece: Piece) -> int:
-    return piece.length if isinstance(piece, FilePart) else len(piece)
+    return len(piece) if isinstance(piece, memoryview) else piece.length
+
+
+def _in_memory(piece: memoryview | Several) -> memoryview:
+    return piece.joined() if isinstance(piece, Several) else piece
 
 
 class _Window:

@@ -72,11 +72,10 @@ class MemoryLanding:
 
     def put(self, block: int, content: memoryview) -> None:
         origin = block * BLOCK_BYTES
-        arrived = np.frombuffer(content, np.uint8)
         for number, begin, end in self._spans.in_block(block):
             start = self._spans.starts[number]
-            part = arrived[begin - origin : end - origin]
-            self._buffer(number)[begin - start : end - start] = part
+            part = content[begin - origin : end - origin]
+            self._buffer(number).data[begin - start : end - start] = part
 
     def direct(self, block: int) -> list[tuple[int, int, memoryview]] | None:
         """Begin, end and memory of the wanted parts of a block; None if they are too many."""

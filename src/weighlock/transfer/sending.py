@@ -1,4 +1,4 @@
-"""Bytes out of a socket: memory as it lies, files by `sendfile`, TLS through a buffer.
+"""Bytes out of a socket: memory as it lies, files by `sendfile`, files over TLS through a buffer.
 
 Knows sockets and pieces; not HTTP. Every wait is bounded: a peer that does not read is given up.
 """
@@ -9,6 +9,7 @@ import select
 import socket
 import ssl
 import time
+from collections.abc import Sequence
 
 import numpy as np
 
@@ -16,8 +17,8 @@ from weighlock.errors import ShortRead, TransferTimeout
 from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
-from weighlock.tensors.arrays import byte_view, empty
-from weighlock.transfer.contents import FilePart, Piece
+from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
+from weighlock.transfer.contents import Piece, Several
 
 __all__ = ["Sender", "piece_length", "wait_readable"]
 
@@ -41,7 +42,7 @@ def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
 
 def piece_length(piece: Piece) -> int:
     """Bytes of a piece."""
-    return piece.length if isinstance(piece, FilePart) else len(piece)
+    return len(piece) if isinstance(piece, memoryview) else piece.length
 
 
 class Sender:
@@ -83,6 +84,8 @@ class Sender:
     def send_step(self, piece: Piece, done: int) -> int:
         """Send some of a piece, from byte `done` on; returns how many bytes that were.
 
+        Several arrays are one step: there is nothing to begin with in the middle of them.
+
         Raises:
             ShortRead: the file has become shorter.
             TransferTimeout: the peer takes nothing, or next to nothing.
@@ -90,8 +93,14 @@ class Sender:
         """
         step = min(_STEP_BYTES, piece_length(piece) - done)
         began = time.monotonic()
-        if not isinstance(piece, FilePart):
+        if isinstance(piece, memoryview):
             self._send(piece[done : done + step])
+        elif isinstance(piece, Several):
+            step = piece.length
+            if self._is_tls:
+                self._send(piece.joined())
+            else:
+                self._send_several(piece.arrays)
         elif self._is_tls:
             if self._buffer is None:
                 self._buffer = self._new_buffer()
@@ -122,6 +131,21 @@ class Sender:
                 self._sock.sendall(view, flags)
         except (BlockingIOError, TimeoutError) as error:
             raise self._stalled() from error
+
+    def _send_several(self, arrays: Sequence[Array]) -> None:
+        left = list(arrays)
+        while left:
+            try:
+                sent = self._sock.sendmsg(left)  # type: ignore[arg-type]
+            except BlockingIOError as error:
+                raise self._stalled() from error
+            whole = 0
+            while whole < len(left) and sent >= left[whole].nbytes:
+                sent -= left[whole].nbytes
+                whole += 1
+            del left[:whole]
+            if sent:
+                left[0] = flat_bytes(left[0])[sent:]
 
     def _sendfile(self, fd: int, offset: int, count: int) -> None:
         done = 0

@@ -1,0 +1,55 @@
+"""What goes out of a socket, whatever the kernel takes at a time."""
+
+import socket
+import threading
+from contextlib import closing
+
+import pytest
+from unit_samples import sample
+
+from weighlock.errors import TransferTimeout
+from weighlock.transfer.contents import Several
+from weighlock.transfer.sending import Sender
+
+
+class Reluctant(socket.socket):
+    """A socket that takes little at a time, as the kernel may."""
+
+    most = 0
+
+    def sendmsg(self, buffers, *rest):
+        return super().send(b"".join(buffers)[: self.most])
+
+
+def several(sizes):
+    arrays = tuple(sample("BF16", (size,), number) for number, size in enumerate(sizes))
+    return Several(arrays, sum(array.nbytes for array in arrays))
+
+
+@pytest.mark.parametrize("most", [1, 7, 100, 333, 2000, 10**9])
+def test_several_arrays_arrive_whole_and_in_order(most):
+    piece = several([50, 1, 1, 500, 3, 0, 25, 1000])
+    ours, theirs = socket.socketpair()
+    with closing(Reluctant(fileno=ours.detach())) as sock, theirs:
+        sock.most = most
+        received = []
+        reading = threading.Thread(target=lambda: received.append(_all(theirs)))
+        reading.start()
+        assert Sender(sock, 5.0).send_step(piece, 0) == piece.length
+        sock.shutdown(socket.SHUT_WR)
+        reading.join()
+    assert received == [bytes(piece.joined())]
+
+
+def test_a_peer_that_takes_nothing_is_given_up():
+    ours, theirs = socket.socketpair()
+    piece = several([30_000] * 100)  # more than the kernel holds for whoever does not read
+    with ours, theirs, pytest.raises(TransferTimeout, match="took nothing"):
+        Sender(ours, 0.05).send_step(piece, 0)
+
+
+def _all(sock):
+    found = b""
+    while more := sock.recv(1 << 16):
+        found += more
+    return found
