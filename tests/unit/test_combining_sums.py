@@ -85,7 +85,7 @@ def test_a_number_is_summed_alone_as_it_is_beside_others(dtype):
 
 @pytest.mark.parametrize("spread", [1, 64])
 def test_very_many_ties_are_rounded_like_few(spread):
-    """More than are looked at again at once: nearly all, and one in so many."""
+    """Nearly all, and one in so many."""
     rng = np.random.default_rng(2)
     ties = rng.integers(128, 256, 40_000 * min(spread, 4)).astype(np.float64) + 0.5
     rows = [(ties + 0.5).astype(BF16), (ties - 0.5).astype(BF16)]  # halves between are ties

@@ -117,7 +117,62 @@ def test_tensors_that_would_not_begin_on_their_type_get_memory_of_their_own():
     received = to_receive(Catalog({ref.name: ref for ref in refs}))
     received.make()
     assert len(received.spans) < 3000
-    assert all(ref.load().flags.aligned for ref in received.complete().values())
+    arrays = [ref.load() for ref in received.complete().values()]
+    assert all(array.flags.aligned for array in arrays)
+    assert _memory_of(arrays) < offset + 4096
+
+
+def _memory_of(arrays):
+    """Bytes of everything these arrays keep."""
+    owners = {id(a): a for a in (a if a.base is None else a.base for a in arrays)}
+    return sum(array.nbytes for array in owners.values())
+
+
+def test_short_runs_take_no_more_memory_than_they_need(tmp_path):
+    """Two small tensors between large ones, many times: each pair is a run."""
+    arrays = {}
+    for n in range(300):
+        arrays[f"{n:03}.a"] = np.full(20_000, n, np.uint16)
+        arrays[f"{n:03}.b"] = np.full(20_000, n, np.uint16)
+        arrays[f"{n:03}.c"] = np.full(80_000, n, np.uint16)
+    spans, complete = received_from(arrays, tmp_path / "m.safetensors")
+    assert len(spans) == 600
+    assert _memory_of([ref.load() for ref in complete.values()]) == complete.nbytes
+
+
+@pytest.mark.parametrize("names", [None, "*[2-9]"])
+def test_all_kinds_of_small_tensors_are_fetched_among_very_many(names):
+    """Tied ones, packed ones, empty ones, and with gaps where only some are wanted."""
+    rng = np.random.default_rng(2)
+    tensors = {f"t{n}": rng.integers(0, 99, (n % 4, 9000)).astype(np.uint16) for n in range(1500)}
+    tensors |= {f"tied{n}": tensors[f"t{n}"] for n in range(100, 140)}
+    tensors |= {
+        f"packed{n}": rng.integers(0, 16, 2000, np.uint8).view(DType.F4.numpy) for n in range(30)
+    }
+    tensors |= {f"bf{n}": rng.standard_normal(900).astype(DType.BF16.numpy) for n in range(99)}
+    with weighlock.Server() as server, server.share(tensors) as share:
+        found = weighlock.fetch(share.url, names=names)
+        wanted = {n: a for n, a in tensors.items() if names is None or n[-1] in "23456789"}
+        assert set(found) == set(wanted)
+        for name, array in wanted.items():
+            assert found[name].load().tobytes() == array.tobytes(), name
+        streamed = dict(weighlock.stream(share.url, names=names))
+    assert {name: array.tobytes() for name, array in streamed.items()} == {
+        name: array.tobytes() for name, array in wanted.items()
+    }
+    kept = [array for name, array in streamed.items() if array.nbytes and "packed" not in name]
+    assert all(a.base is None or a.base.nbytes <= a.nbytes for a in kept)  # no neighbours
+
+
+def test_very_many_small_tensors_are_pushed(tmp_path):
+    arrays = {f"t{n}": np.full((n % 3 + 1, 5000), n, np.float32) for n in range(400)}
+    with weighlock.Server() as server:
+        inbox = server.inbox(("a", "b"), into=tmp_path / "in")
+        weighlock.push(inbox.url_for("a"), arrays)
+        weighlock.push(inbox.url_for("b"), arrays, limit_rate=40_000_000)
+        for _, catalog in inbox:
+            with catalog:
+                assert all((catalog[name].load() == array).all() for name, array in arrays.items())
 
 
 def test_who_waits_is_told_when_no_more_are_made():

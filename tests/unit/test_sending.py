@@ -26,19 +26,20 @@ def several(sizes):
     return Several(arrays, sum(array.nbytes for array in arrays))
 
 
-@pytest.mark.parametrize("most", [1, 7, 100, 333, 2000, 10**9])
+@pytest.mark.parametrize("most", [1, 7, 100, 333, 2000])
 def test_several_arrays_arrive_whole_and_in_order(most):
     piece = several([50, 1, 1, 500, 3, 0, 25, 1000])
     ours, theirs = socket.socketpair()
     with closing(Reluctant(fileno=ours.detach())) as sock, theirs:
         sock.most = most
-        received = []
-        reading = threading.Thread(target=lambda: received.append(_all(theirs)))
-        reading.start()
-        assert Sender(sock, 5.0).send_step(piece, 0) == piece.length
-        sock.shutdown(socket.SHUT_WR)
-        reading.join()
-    assert received == [bytes(piece.joined())]
+        assert _sent(piece, sock, theirs) == piece.joined()
+
+
+def test_more_than_the_kernel_holds_arrives_too():
+    piece = several([30_000, 7] * 50)
+    ours, theirs = socket.socketpair()
+    with ours, theirs:
+        assert _sent(piece, ours, theirs) == piece.joined()
 
 
 def test_a_peer_that_takes_nothing_is_given_up():
@@ -46,6 +47,17 @@ def test_a_peer_that_takes_nothing_is_given_up():
     piece = several([30_000] * 100)  # more than the kernel holds for whoever does not read
     with ours, theirs, pytest.raises(TransferTimeout, match="took nothing"):
         Sender(ours, 0.05).send_step(piece, 0)
+
+
+def _sent(piece, sock, other):
+    """What comes out at the other end."""
+    received = []
+    reading = threading.Thread(target=lambda: received.append(_all(other)))
+    reading.start()
+    assert Sender(sock, 5.0).send_step(piece, 0) == piece.length
+    sock.shutdown(socket.SHUT_WR)
+    reading.join()
+    return received[0]
 
 
 def _all(sock):

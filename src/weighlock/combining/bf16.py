@@ -31,7 +31,14 @@ _MOST_OPEN = 32
 """One number of so many may be summed again; beyond that, float64 for all is faster."""
 
 _FEW = 256
-"""So many may always be: a short tensor says nothing of others."""
+"""So many may always be."""
+
+_PASSED_OVER = 16
+"""Blocks for which float32 is not tried after one that it was not good for: weights that make ties
+make them everywhere, but it may have been an odd tensor."""
+
+_FINEST = 2.0**-6
+"""Below this grain hardly a sum is exact."""
 
 _AGAIN_COLUMNS = 32 * 1024
 """Sums that are made again at once; in float64 they take six times the memory of the block."""
@@ -57,7 +64,9 @@ def sum_bf16(weights: Array, bits: Array, result: Array, desk: Desk) -> bool:
     Returns:
         Whether float32 was good for it. If not, `result` holds nothing of use.
     """
-    if weights.tobytes() in desk.hints:
+    kind = weights.tobytes()
+    if desk.hints.get(kind, 0):
+        desk.hints[kind] -= 1
         return False
     sizes = np.abs(weights[weights != 0])
     if sizes.size and not (sizes.min() >= _LEAST and sizes.max() <= _LARGEST):
@@ -65,7 +74,11 @@ def sum_bf16(weights: Array, bits: Array, result: Array, desk: Desk) -> bool:
     grain = _grain(weights)
     whole = result.size - result.size % _PIECE
     spans = [s for s in (slice(0, whole), slice(whole, None)) if result[s].size]
-    return all(_sum_pieces(weights, grain, bits[:, s], result[s], desk) for s in spans)
+    for span in spans:
+        if not _sum_pieces(weights, grain, bits[:, span], result[span], desk):
+            desk.hints[kind] = _PASSED_OVER
+            return False
+    return True
 
 
 def add_rows(weights: Array, values: Array, out: Array) -> None:
@@ -89,13 +102,22 @@ def _sum_pieces(
     sums = desk.array("sums", result.shape, np.float32)
     desk.align_casts(np.float32)
     add_rows(weights.astype(np.float32), bits.view(_BF16), sums)
+    is_open = desk.array("open", result.shape, np.bool_)
+    margins = _off_by(len(weights), totals)
+    most = max(_FEW, result.size // _MOST_OPEN)
     if grain is None:
-        is_open = _round_by_margin(sums, _off_by(len(weights), totals), result, desk)
+        _round_by_margin(sums, margins, result, is_open, desk)
     else:
-        is_open = _round_exact(sums, bits, _least_exact(grain, totals), result, desk)
+        _round_exact(sums, bits, _least_exact(grain, totals), result, is_open, desk)
+        if np.count_nonzero(is_open) > most:  # a margin may tell of some of them
+            others = (
+                desk.array("row", result.shape, np.uint16),
+                desk.array("also", result.shape, bool),
+            )
+            _round_by_margin(sums, margins, *others, desk)
+            is_open &= others[1]
     again = np.flatnonzero(is_open)
-    if again.size > max(_FEW, result.size // _MOST_OPEN):
-        desk.hints.add(weights.tobytes())  # it will not be for other blocks either
+    if again.size > most:
         return False
     for begin in range(0, again.size, _AGAIN_COLUMNS):
         columns = again[begin : begin + _AGAIN_COLUMNS]
@@ -124,8 +146,10 @@ def _off_by(rows: int, totals: Array) -> Array:
     return margins
 
 
-def _round_by_margin(sums: Array, margins: Array, result: Array, desk: Desk) -> Array:
-    """Round sums, which are not kept; returns which of them are open.
+def _round_by_margin(
+    sums: Array, margins: Array, result: Array, is_open: Array, desk: Desk
+) -> None:
+    """Round sums, which are not kept, and mark which of them are open.
 
     A sum lies strictly between both ends. Where these are cut to the same number after half of its
     last place was added, the sum is not half-way between two, and that number is the nearest.
@@ -140,15 +164,13 @@ def _round_by_margin(sums: Array, margins: Array, result: Array, desk: Desk) -> 
     low_bits ^= high_bits
     high_bits >>= _CUT
     np.copyto(result, high_bits, casting="unsafe")
-    return np.greater(low_bits, _BEHIND, out=desk.array("open", sums.shape, np.bool_))
+    np.greater(low_bits, _BEHIND, out=is_open)
 
 
 def _grain(weights: Array) -> float | None:
-    """The power of two that all weights are multiples of; None if float32 does not hold them."""
-    if (weights.astype(np.float32) != weights).any():
-        return None
-    ratios = [float(weight).as_integer_ratio()[1] for weight in weights if weight]
-    return 1 / max(ratios) if ratios else None
+    """The power of two that all weights are multiples of; None if it is too fine to be of use."""
+    grain = 1 / max(float(weight).as_integer_ratio()[1] for weight in weights)
+    return grain if grain >= _FINEST and (weights.astype(np.float32) == weights).all() else None
 
 
 def _least_exact(grain: float, totals: Array) -> Array:
@@ -164,8 +186,10 @@ def _least_exact(grain: float, totals: Array) -> Array:
     return least
 
 
-def _round_exact(sums: Array, bits: Array, least: Array, result: Array, desk: Desk) -> Array:
-    """Round sums; returns which of them may not be exact."""
+def _round_exact(
+    sums: Array, bits: Array, least: Array, result: Array, is_open: Array, desk: Desk
+) -> None:
+    """Round sums, and mark which of them may not be exact."""
     put_bf16_of_single(sums, result, desk.array("ends", sums.shape, np.uint32))
     # Times -2, bits lose their sign, and of all but zero the smallest number comes out largest.
     smallest = desk.array("smallest", sums.shape, np.uint16)
@@ -175,9 +199,7 @@ def _round_exact(sums: Array, bits: Array, least: Array, result: Array, desk: De
         np.maximum(smallest, np.multiply(other, _TURNED, out=row), out=smallest)
     limits = least * _TURNED
     pieces = len(limits), -1
-    is_open = desk.array("open", sums.shape, np.bool_)
     np.greater(smallest.reshape(pieces), limits[:, None], out=is_open.reshape(pieces))
-    return is_open
 
 
 def _sum_again(weights: Array, bits: Array) -> Array:

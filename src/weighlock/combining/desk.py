@@ -32,8 +32,8 @@ class Desk:
     _buffers: dict[str, Array] = field(default_factory=dict)
     _views: dict[tuple[object, ...], Array] = field(default_factory=dict)
     _pads: list[Array] = field(default_factory=list)
-    hints: set[object] = field(default_factory=set)
-    """What a combine noted for its next blocks. Speed may depend on it, results may not."""
+    hints: dict[object, int] = field(default_factory=dict)
+    """What combines noted for their next blocks. Speed may depend on it, results may not."""
 
     def array(self, name: str, shape: tuple[int, ...], dtype: type) -> Array:
         """An uninitialised array; the same memory each time for the same name."""

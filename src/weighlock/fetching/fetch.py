@@ -69,10 +69,10 @@ def fetch(
         limits: timeouts, patience, bounds of what may come.
 
     Returns:
-        The catalog of what is now here. In memory each tensor has its own, except that of very
-        many small ones (under 128 KiB, 16 MiB in all) neighbours share pieces of 4 MiB. A note
-        says so if nothing could be verified, or if an owner that waits for this receiver could not
-        be told that it has landed.
+        The catalog of what is now here. In memory each tensor has a buffer of its own, except that
+        of very many small ones (under 128 KiB each, over 16 MiB in all) neighbours share one of
+        up to 4 MiB. A note says so if nothing could be verified, or if an owner that waits for this
+        receiver could not be told that it has landed.
 
     Raises:
         TransferError: it could not be had; see `reason` and `retryable`.

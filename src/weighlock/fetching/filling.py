@@ -78,13 +78,21 @@ def places_of(chosen: Catalog, source: object) -> list[Place] | None:
     return places
 
 
-def into_new_memory(chosen: Catalog, places: Sequence[Place], limits: Limits) -> Received:
-    """An array of its own for each tensor. Names of the same tensor have one array together.
+def into_new_memory(
+    chosen: Catalog, places: Sequence[Place], limits: Limits, *, apart: bool = False
+) -> Received:
+    """New arrays for tensors. Names of the same tensor have one array together.
+
+    Args:
+        chosen: what arrives.
+        places: where it lies.
+        limits: how much memory it may take.
+        apart: each in memory of its own, also where very many are small.
 
     Raises:
         LimitExceeded: more bytes than the machine, or the limits, allow.
     """
-    arrays = _NewArrays(chosen, places)
+    arrays = _NewArrays(chosen, places, apart)
     check_memory(sum(span.length for span in arrays.spans), limits)
     return arrays
 
@@ -97,14 +105,15 @@ class _NewArrays:
     being cut up. It lives as long as one of them.
     """
 
-    def __init__(self, chosen: Catalog, places: Sequence[Place]) -> None:
+    def __init__(self, chosen: Catalog, places: Sequence[Place], apart: bool) -> None:
         self._chosen = chosen
         self._places = places
         tensors: list[_Tensor] = []
         for span, _, ref in places:
             if not tensors or tensors[-1][0].offset != span.offset:  # not another name of one
                 tensors.append((span, ref.spec))
-        self._runs = _runs(tensors)
+        self._runs: list[Sequence[_Tensor]]
+        self._runs = [(each,) for each in tensors] if apart else _runs(tensors)
         self.spans = [_covering(run) for run in self._runs]
         self._refs: list[TensorRef] = []
         self._buffers: list[Array] = []
@@ -126,8 +135,10 @@ class _NewArrays:
                 self._more.notify_all()
 
     def _make_together(self, run: "Sequence[_Tensor]") -> None:
-        whole = empty((_TOGETHER_BYTES,), np.dtype(np.uint8))
         span = _covering(run)
+        # A full run gets whole huge pages; a short one must not, there may be as many as tensors.
+        is_full = span.length > _TOGETHER_BYTES - _SMALL_BYTES
+        whole = empty((_TOGETHER_BYTES if is_full else span.length,), np.dtype(np.uint8))
         self._add(whole[: span.length])
         for place, spec in run:
             start = place.offset - span.offset

@@ -176,7 +176,8 @@ class _Prefetched:
         places = places_of(catalog, self._source)
         if places is None:
             return catalog  # gathered when it is asked for: a checkpoint on a plain server
-        received = into_new_memory(catalog, places, self._how.limits)
+        # Apart: who keeps one of them must not keep its neighbours.
+        received = into_new_memory(catalog, places, self._how.limits, apart=True)
         landing = MemoryLanding(received, self._source.size)
         puller = self._how.puller(self._source)
         puller.pull(landing.blocks, landing, self._progress, received.make)

@@ -26,14 +26,21 @@ from weighlock.tensors.stored import Readable, StoredRef
 from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import VirtualFile
 
-__all__ = ["Contents", "FilePart", "Piece", "Sendable", "Several"]
+__all__ = [
+    "Contents",
+    "FilePart",
+    "Piece",
+    "Sendable",
+    "Several",
+    "in_memory",
+    "piece_length",
+]
 
 _SMALL_BYTES = 64 * 1024
 """Below this, copying is cheaper than a system call of its own."""
 
 _BOUNCE_BYTES = 512 * 1024
 
-_TOGETHER_BYTES = 1024 * 1024
 _MOST_TOGETHER = 512
 """Small arrays that come together; the kernel takes up to 1,024."""
 
@@ -139,8 +146,8 @@ class Contents:
             if isinstance(piece, FilePart):
                 piece.file.read_into(piece.offset, buffer[done : done + piece.length])
             else:
-                buffer[done : done + _length(piece)] = _in_memory(piece)
-            done += _length(piece)
+                buffer[done : done + piece_length(piece)] = in_memory(piece)
+            done += piece_length(piece)
 
     def pieces(self, span: Span, budget: Budget | None = None) -> Iterator[Piece]:
         """A range of the virtual file, in order. A piece is valid until the next is asked for.
@@ -164,7 +171,7 @@ class Contents:
         used = 0
         window = _Window(room)
         for piece in _joined(self._parts(file, span, room)):
-            length = _length(piece)
+            length = piece_length(piece)
             if length >= _SMALL_BYTES:
                 if buffer is not None and used:
                     yield buffer[:used]
@@ -180,7 +187,7 @@ class Contents:
             if isinstance(piece, FilePart):
                 window.read_into(piece, target)
             else:
-                target[:] = _in_memory(piece)
+                target[:] = in_memory(piece)
             used += length
         if buffer is not None and used:
             yield buffer[:used]
@@ -218,7 +225,7 @@ class Contents:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
-        small = _Together(room)
+        small = _Together()
         for segment, begin, end in file.touched(span):
             ref = segment.ref
             if end - begin < _SMALL_BYTES and small.takes(ref, end - begin):
@@ -303,15 +310,13 @@ class _Room:
 class _Together:
     """Small arrays one after another. One by one, Python takes longer than the memory."""
 
-    def __init__(self, room: _Room) -> None:
-        self._room = room
-        self._most = room.fitting(_TOGETHER_BYTES)
+    def __init__(self) -> None:
         self._arrays: list[Array] = []
         self._bytes = 0
 
     @property
     def is_full(self) -> bool:
-        return self._bytes + _SMALL_BYTES > self._most or len(self._arrays) == _MOST_TOGETHER
+        return self._bytes + _SMALL_BYTES > _BOUNCE_BYTES or len(self._arrays) == _MOST_TOGETHER
 
     def takes(self, ref: TensorRef, count: int) -> bool:
         """Add an array of which all is wanted; False if it is none, or does not lie in order."""
@@ -323,9 +328,7 @@ class _Together:
 
     def all(self) -> Iterator[Several]:
         """All of them; nothing if there are none."""
-        if not self._arrays:
-            return
-        with self._room.held(self._bytes):  # whoever cannot send them as they lie copies them
+        if self._arrays:
             several = Several(tuple(self._arrays), self._bytes)
             self._arrays, self._bytes = [], 0
             yield several
@@ -365,11 +368,13 @@ def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield held
 
 
-def _length(piece: Piece) -> int:
+def piece_length(piece: Piece) -> int:
+    """Bytes of a piece."""
     return len(piece) if isinstance(piece, memoryview) else piece.length
 
 
-def _in_memory(piece: memoryview | Several) -> memoryview:
+def in_memory(piece: memoryview | Several) -> memoryview:
+    """The bytes of a piece that lies in memory."""
     return piece.joined() if isinstance(piece, Several) else piece
 
 

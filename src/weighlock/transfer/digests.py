@@ -17,7 +17,7 @@ from weighlock.sources.grid import (
 )
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty
-from weighlock.transfer.contents import Contents, FilePart, Several
+from weighlock.transfer.contents import Contents, FilePart, in_memory
 
 __all__ = ["Digests", "hash_block", "in_two_threads"]
 
@@ -31,7 +31,7 @@ def hash_block(contents: Contents, block: int, buffer: memoryview) -> bytes:
             piece.file.read_into(piece.offset, view)
             hasher.update(view)
         else:
-            hasher.update(piece.joined() if isinstance(piece, Several) else piece)
+            hasher.update(in_memory(piece))
     return hasher.digest()
 
 

@@ -18,9 +18,9 @@ from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
-from weighlock.transfer.contents import Piece, Several
+from weighlock.transfer.contents import Piece, Several, piece_length
 
-__all__ = ["Sender", "piece_length", "wait_readable"]
+__all__ = ["Sender", "wait_readable"]
 
 _STEP_BYTES = 1024 * 1024
 """Sent at a time: between two steps a revoked share is noticed."""
@@ -38,11 +38,6 @@ def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
     poll = select.poll()
     poll.register(sock, select.POLLIN)
     return bool(poll.poll(max(0.0, timeout_s) * 1000))
-
-
-def piece_length(piece: Piece) -> int:
-    """Bytes of a piece."""
-    return len(piece) if isinstance(piece, memoryview) else piece.length
 
 
 class Sender:
@@ -98,13 +93,11 @@ class Sender:
         elif isinstance(piece, Several):
             step = piece.length
             if self._is_tls:
-                self._send(piece.joined())
+                self._send_copied(piece.arrays)
             else:
                 self._send_several(piece.arrays)
         elif self._is_tls:
-            if self._buffer is None:
-                self._buffer = self._new_buffer()
-            view = self._buffer[:step]
+            view = self._tls_buffer()[:step]
             step = len(view)
             piece.file.read_into(piece.offset + done, view)
             began = time.monotonic()
@@ -116,12 +109,14 @@ class Sender:
             raise TransferTimeout("the peer takes next to nothing", phase="idle")
         return step
 
-    def _new_buffer(self) -> memoryview:
-        size = _TLS_BYTES
-        if self._budget is not None:
-            size = self._budget.fitting(size, _LEAST_TLS_BYTES)
-            self._held.enter_context(self._budget.hold(size, _WAIT_S))
-        return byte_view(empty((size,), np.dtype(np.uint8)))
+    def _tls_buffer(self) -> memoryview:
+        if self._buffer is None:
+            size = _TLS_BYTES
+            if self._budget is not None:
+                size = self._budget.fitting(size, _LEAST_TLS_BYTES)
+                self._held.enter_context(self._budget.hold(size, _WAIT_S))
+            self._buffer = byte_view(empty((size,), np.dtype(np.uint8)))
+        return self._buffer
 
     def _send(self, view: memoryview, flags: int = 0) -> None:
         try:
@@ -137,7 +132,7 @@ class Sender:
         while left:
             try:
                 sent = self._sock.sendmsg(left)  # type: ignore[arg-type]
-            except BlockingIOError as error:
+            except (BlockingIOError, TimeoutError) as error:
                 raise self._stalled() from error
             whole = 0
             while whole < len(left) and sent >= left[whole].nbytes:
@@ -147,12 +142,26 @@ class Sender:
             if sent:
                 left[0] = flat_bytes(left[0])[sent:]
 
+    def _send_copied(self, arrays: Sequence[Array]) -> None:
+        """The same where only one buffer can be sent at a time."""
+        buffer, used = self._tls_buffer(), 0
+        for array in arrays:
+            rest = byte_view(array)
+            while len(rest):
+                some = rest[: len(buffer) - used]
+                buffer[used : used + len(some)] = some
+                used, rest = used + len(some), rest[len(some) :]
+                if used == len(buffer):
+                    self._send(buffer)
+                    used = 0
+        self._send(buffer[:used])
+
     def _sendfile(self, fd: int, offset: int, count: int) -> None:
         done = 0
         while done < count:
             try:
                 sent = os.sendfile(self._sock.fileno(), fd, offset + done, count - done)
-            except BlockingIOError as error:
+            except (BlockingIOError, TimeoutError) as error:
                 raise self._stalled() from error
             if sent == 0:
                 raise ShortRead(f"the file ends at byte {offset + done:,}", wanted=count, got=done)
