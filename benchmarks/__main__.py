@@ -44,7 +44,8 @@ def main():
     root = options.directory or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
     directory = tempfile.mkdtemp(prefix="weighlock-bench-", dir=root)
     where = "tmpfs" if root == "/dev/shm" else "disk"
-    command = "make bench" if not options.only else f"python -m benchmarks {' '.join(sys.argv[1:])}"
+    is_all = not options.only and repeats == parser.get_default("repeats")
+    command = "make bench" if is_all else f"python -m benchmarks {' '.join(sys.argv[1:])}"
     tables, missed, ran = [], [], 0
     before = ""
     if options.output and os.path.exists(options.output):
