@@ -1,12 +1,19 @@
-"""`python -m weighlock`."""
+"""`python -m weighlock`, and the `weighlock` command."""
 
 import sys
+from typing import NoReturn
 
-__all__ = []
+__all__ = ["main"]
 
-if __name__ == "__main__":
+
+def main() -> NoReturn:
+    """Run the command and exit."""
     try:
-        from weighlock.cli import main
+        from weighlock.cli import main as run
     except KeyboardInterrupt:  # before there is anything to unwind
         sys.exit(130)
+    run()
+
+
+if __name__ == "__main__":
     main()

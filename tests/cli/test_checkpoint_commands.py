@@ -221,7 +221,7 @@ class TestConvert:
     def test_the_result_is_what_torch_loads(self, tmp_path, weighlock_command, legacy):
         path, target = write(tmp_path / "m.pt", model(), legacy=legacy), tmp_path / "m.safetensors"
         said = succeeded(weighlock_command("convert", path, target))
-        assert "1 names share their tensor with another: written once for each name" in said
+        assert "1 name shares its tensor with another: written once for each name" in said
         ours, theirs = load_file(target), torch.load(path)
         assert ours.keys() == theirs.keys()
         for name, tensor in theirs.items():

@@ -239,7 +239,7 @@ def test_specs_compares_names_dtypes_and_shapes_only(diff):
 def test_specs_reads_no_data_and_says_nothing_on_stderr(tmp_path, weighlock_command):
     a = save(tmp_path / "a.safetensors", layers())
     result = weighlock_command("diff", "--specs", a, a)
-    assert succeeded(result) == "7 tensors are the same, 0 differ\n"
+    assert succeeded(result) == "7 tensors have the same dtype and shape, 0 differ\n"
     assert result.stderr == ""
 
 
@@ -274,3 +274,27 @@ def test_what_cannot_be_compared(tmp_path, weighlock_command):
     assert told.returncode == 2  # 1 would be an answer
     assert len(told.stderr.splitlines()) == 1
     assert "missing" in told.stderr
+
+
+def test_what_cannot_be_read_is_told_and_answers_nothing(tmp_path, weighlock_command):
+    """Objects in an npz: nobody can say whether they are the same."""
+    for name in ("a.npz", "b.npz"):
+        np.savez(tmp_path / name, w=np.ones(3), odd=np.array([name, 1], object))
+    a, b = tmp_path / "a.npz", tmp_path / "b.npz"
+    told = weighlock_command("diff", a, b)
+    assert "1 tensor is the same, 0 differ" in succeeded(told)
+    assert told.stderr.count("odd is left out") == 2
+    assert weighlock_command("diff", "--exit-code", a, b).returncode == 2
+    facts = json.loads(weighlock_command("diff", "--json", a, b).stdout)
+    assert list(facts["unreadable"]["a"]) == list(facts["unreadable"]["b"]) == ["odd"]
+
+
+def test_trouble_of_every_kind_is_2(tmp_path, weighlock_command):
+    np.save(tmp_path / "a.npy", np.ones(3))
+    (tmp_path / "headers").write_bytes(b"X: \xff")
+    a = tmp_path / "a.npy"
+    for words in (("http://u@127.0.0.1:1/x", a), (a, a, "--header-file", tmp_path / "headers")):
+        told = weighlock_command("diff", "--exit-code", *words)
+        assert told.returncode == 2
+        assert told.stderr.startswith("weighlock: ")
+        assert weighlock_command("diff", *words).returncode == 1

@@ -2,16 +2,18 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
+import threading
 
 import numpy as np
 import pytest
 
 import weighlock
 from cli.cli_checks import assert_refused, assert_wrong_usage, layers, save, succeeded
-from process.plain_server import PlainServer
+from process.plain_server import PlainServer, ranged
 from waiting import until
 
 
@@ -45,10 +47,13 @@ def test_an_encoding_that_lacks_arrows(model, tmp_path):
         assert "Traceback" not in told.stderr
 
 
-def test_an_end_while_it_starts_is_quiet():
+@pytest.mark.parametrize(
+    "way", [["-m", "weighlock"], [os.path.join(os.path.dirname(sys.executable), "weighlock")]]
+)
+def test_an_end_while_it_starts_is_quiet(way):
     for _ in range(5):
         with subprocess.Popen(
-            [sys.executable, "-X", "importtime", "-m", "weighlock", "ls", "nothing"],
+            [sys.executable, "-X", "importtime", *way, "ls", "nothing"],
             stderr=subprocess.PIPE,
             text=True,
         ) as started:
@@ -86,6 +91,7 @@ def test_targets_that_nobody_means(model, tmp_path, weighlock_command):
         assert_refused(told, "is a directory; name a file in it")
     assert_wrong_usage(weighlock_command("convert", model, "-"))
     assert_wrong_usage(weighlock_command("mean", model, "-o", "-"))
+    assert_wrong_usage(weighlock_command("pull", "http://127.0.0.1:1/x", "-"))
     assert_wrong_usage(
         weighlock_command("convert", model, tmp_path / "x", "--metadata", "weighlock.groups=x")
     )
@@ -111,9 +117,87 @@ def test_a_server_that_does_not_answer_is_told_of_while_it_is_asked_again():
     assert "trying again for up to 30 s" in line
 
 
-def test_a_server_that_comes_back_is_not_told_of(model, tmp_path, weighlock_command):
-    with PlainServer({"/a.safetensors": model.read_bytes()}) as server:
+def test_a_server_that_comes_back_is_not_told_of(tmp_path, weighlock_command):
+    """All four connections break once, at the same moment; then it goes on."""
+    content = save(tmp_path / "large.safetensors", {"w": np.zeros(10 << 20)}).read_bytes()
+    broken = []
+
+    def behave(request, content):
+        reply = ranged(request, content)
+        if request.span and request.span[0] >= 1 << 20 and len(broken) < 4:
+            broken.append(request.span)
+            reply.headers["Content-Length"] = str(len(reply.body))
+            reply.body = reply.body[:1000]
+        return reply
+
+    with PlainServer({"/a.safetensors": content}, behave) as server:
         told = weighlock_command("pull", server.url("a.safetensors"), tmp_path / "b")
         succeeded(told)
+        assert len(broken) == 4
         assert "trying again" not in told.stderr
-        until((tmp_path / "b").exists)
+    assert (tmp_path / "b").read_bytes() == content
+
+
+@pytest.mark.parametrize("etag", ['"strong"', None])
+@pytest.mark.parametrize("end", [signal.SIGINT, signal.SIGTERM])
+def test_who_stops_a_pull_is_told_what_is_kept(tmp_path, etag, end):
+    """Only where the next attempt will go on from there: from a plain server, with an ETag."""
+    content = save(tmp_path / "large.safetensors", {"w": np.zeros(4 << 20)}).read_bytes()
+    over = threading.Event()
+    asked = threading.Semaphore(0)
+
+    def behave(request, content):
+        if request.span and request.span[0] >= 16 << 20:
+            asked.release()
+            over.wait(30)
+        return ranged(request, content, etag)
+
+    with PlainServer({"/a.safetensors": content}, behave) as server:
+        url = server.url("a.safetensors")
+        with subprocess.Popen(
+            [sys.executable, "-m", "weighlock", "pull", url, tmp_path / "b"],
+            stderr=subprocess.PIPE,
+            text=True,
+        ) as pulling:
+            asked.acquire()
+            until(lambda: any(p.stat().st_size for p in tmp_path.glob(".b.part*")))
+            pulling.send_signal(end)
+            said = pulling.stderr.read()
+            over.set()
+        assert pulling.returncode == 128 + end
+    kept = re.search(r"([\d,]+) of ([\d,]+) bytes are kept, and the next attempt goes on", said)
+    assert bool(kept) == bool(etag), said
+    if kept:
+        assert int(kept[2].replace(",", "")) == len(content)
+    assert "Traceback" not in said
+
+
+def test_a_full_stream_for_errors_does_not_change_how_it_ends(model, tmp_path):
+    large = save(tmp_path / "large.safetensors", {"w": np.array([1e6])})
+    for words, code in (
+        ("ls --nope", 2),
+        (f"ls {tmp_path}/nothing", 1),
+        (f"convert {large} {tmp_path}/f16 --dtype f16", 0),
+        (f"diff --exit-code {model} {tmp_path}/nothing", 2),
+    ):
+        assert shell(f"$W {words} 2>/dev/full").returncode == code, words
+
+
+def test_json_is_json_in_every_encoding(tmp_path):
+    path = save(tmp_path / "names.safetensors", {"é \U0001f600": np.zeros(1)})
+    for encoding in ("latin-1", "ascii", "utf-8"):
+        environment = {**os.environ, "PYTHONIOENCODING": encoding}
+        told = subprocess.run(
+            [sys.executable, "-m", "weighlock", "ls", "--json", path],
+            capture_output=True,
+            env=environment,
+            check=True,
+        )
+        assert json.loads(told.stdout.decode(encoding))[0]["name"] == "é \U0001f600"
+
+
+def test_weights_are_not_turned_into_scales(model, tmp_path, weighlock_command):
+    told = weighlock_command("convert", model, tmp_path / "x", "--dtype", "f8_e8m0")
+    assert_wrong_usage(told)
+    assert "bf16" in told.stderr
+    assert "f8_e8m0," not in told.stderr

@@ -22,8 +22,9 @@ from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.receipt import Receipt
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Contents, FilePart
+from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
+from weighlock.transfer.pieces import FilePart
 
 __all__ = ["certificates"]  # a fixture of this module
 

@@ -12,7 +12,7 @@ import weighlock
 from process.plain_server import PlainServer
 from weighlock.errors import Aborted, FormatError, NoSpace, SpoolClosed
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import FilePart
+from weighlock.transfer.pieces import FilePart
 
 WEIGHTS = {"w": np.arange(700_000, dtype=np.float32), "b": np.ones(3, np.int8)}
 MB = 1 << 20

@@ -19,8 +19,9 @@ from weighlock.sources.local import BytesSource, FileSource
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 from weighlock.tensors.stored import StoredRef
-from weighlock.transfer.contents import Contents, FilePart, Several
+from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
+from weighlock.transfer.pieces import FilePart, Several
 
 MB = 1_000_000
 

@@ -8,7 +8,7 @@ import pytest
 from unit_samples import sample
 
 from weighlock.errors import TransferTimeout
-from weighlock.transfer.contents import Several
+from weighlock.transfer.pieces import Several
 from weighlock.transfer.sending import Sender
 
 

@@ -10,7 +10,7 @@ from unit_samples import sample, tensor_of
 import weighlock
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Several
+from weighlock.transfer.pieces import Several
 
 __all__ = ["every_tensor", "expected_bytes", "read", "whole"]
 

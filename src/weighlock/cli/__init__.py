@@ -17,7 +17,7 @@ from typing import Any, NoReturn
 import click
 
 from weighlock import __version__
-from weighlock.cli.text import escaped
+from weighlock.cli.shared import tell, tell_error
 from weighlock.errors import WeighlockError
 
 __all__ = ["main"]
@@ -69,6 +69,7 @@ def _broken_pipes() -> Iterator[None]:
 
 def main() -> NoReturn:
     """Run the command and exit."""
+    _open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
         signal.signal(number, _end)
     for stream in (sys.stdout, sys.stderr):
@@ -80,18 +81,31 @@ def main() -> NoReturn:
             if sys.stdout is not None:  # None if the caller closed it: `>&-`
                 sys.stdout.flush()
     except click.ClickException as error:
-        error.show()
+        with contextlib.suppress(OSError):
+            error.show()
         code = error.exit_code
-    except (click.Abort, KeyboardInterrupt):
-        code = 128 + signal.SIGINT
+    except (click.Abort, KeyboardInterrupt, SystemExit) as error:
+        met = error.__cause__ if isinstance(error, click.Abort) else error  # click's own for Ctrl-C
+        for note in getattr(met, "__notes__", ()):
+            tell(f"weighlock: {note}")
+        code = error.code if isinstance(error, SystemExit) else 128 + signal.SIGINT
     except _ReaderGone:
         # What is still in the buffer goes nowhere: Python would complain about it at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except (WeighlockError, OSError, MemoryError) as error:
-        click.echo(f"weighlock: {escaped(str(error) or type(error).__name__)}", err=True)
+        tell_error(error)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _open_streams() -> None:
+    """Put nothing where a stream was closed: the next file opened would get its number."""
+    for number in range(3):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)
 
 
 def _end(number: int, frame: FrameType | None) -> NoReturn:

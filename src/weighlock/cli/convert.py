@@ -3,21 +3,23 @@
 import fnmatch
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import click
+import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import (
-    DTYPE,
     SIZE,
     check_target,
     json_option,
     label,
     print_json,
     progress_bar,
+    tell,
     weights,
 )
 from weighlock.cli.text import counted, escaped, size
@@ -25,9 +27,11 @@ from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata, save
 from weighlock.sources.access import Credential
+from weighlock.tensors.arrays import Array
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
+from weighlock.tensors.ref import TensorRef
 
 __all__ = ["command"]
 
@@ -40,22 +44,41 @@ class _FloatDType(click.ParamType):  # type: ignore[type-arg]
     def convert(
         self, value: Any, param: click.Parameter | None, ctx: click.Context | None
     ) -> DType:
-        dtype = DTYPE.convert(value, param, ctx)
-        if not _is_possible(dtype):
+        try:
+            dtype = DType.of(value)
+        except UnsupportedDType:
+            dtype = None
+        if dtype is None or not _is_possible(dtype):
+            what = value if dtype is None else dtype
             possible = [d.value.lower() for d in DType if _is_possible(d)]
-            self.fail(f"weights are not converted to {dtype}, but to {', '.join(possible)}")
+            self.fail(f"weights are not converted to {what}, but to {', '.join(possible)}")
         return dtype
 
 
 def _is_possible(dtype: DType) -> bool:
-    return dtype.is_float and not dtype.is_packed and dtype.in_safetensors
+    has_sign = dtype is not DType.F8_E8M0  # of which scales are made
+    return dtype.is_float and has_sign and not dtype.is_packed and dtype.in_safetensors
+
+
+@dataclass(frozen=True, slots=True, eq=False, repr=False)
+class _Counting(CastRef):
+    """Counts the numbers that are finite, and are not any more in the new dtype."""
+
+    lost: Counter[str] = field(default_factory=Counter)
+
+    def _cast(self, values: Array) -> Array:
+        result = CastRef._cast(self, values)
+        odd = ~np.isfinite(result)
+        if odd.any():
+            self.lost[self.name] += int(np.count_nonzero(np.isfinite(values[odd])))
+        return result
 
 
 @click.command("convert")
 @weights("source")
 @click.argument("target", type=click.Path())
 @click.option(
-    "--select", "patterns", multiple=True, metavar="GLOB", help="Keep only these tensors."
+    "--select", "--names", "patterns", multiple=True, metavar="GLOB", help="Only these tensors."
 )
 @click.option(
     "--rename",
@@ -110,12 +133,8 @@ def command(
     """
     check_target(target, force=force, is_directory=max_shard_size is not None)
     with weighlock.open(source, access=access_to(credential, source)) as catalog:
-        too_large: Counter[str] = Counter()
-
-        def overflowed(name: str, count: int) -> None:
-            too_large[name] += count
-
-        chosen = _chosen(catalog, patterns, renames, dtype, overflowed)
+        lost: Counter[str] = Counter()
+        chosen = _chosen(catalog, patterns, renames, dtype, lost)
         skipped = _unsupported(chosen, patterns)
         if skipped and not skip_unsupported:
             name, reason = next(iter(skipped.items()))
@@ -138,16 +157,19 @@ def command(
             )
     if as_json:
         facts = {"source": label(source), "target": target, "tensors": len(chosen), "bytes": total}
-        print_json({**facts, "skipped": skipped, "tied": shared, "overflowed": dict(too_large)})
+        print_json({**facts, "skipped": skipped, "tied": shared, "overflowed": dict(+lost)})
     else:
-        for name, count in too_large.items():
+        for name, count in (+lost).items():
             numbers = "1 number is" if count == 1 else f"{count:,} numbers are"
-            click.echo(f"note: {escaped(name)}: {numbers} too large for {dtype}", err=True)
+            tell(f"note: {escaped(name)}: {numbers} too large for {dtype}")
         for name, reason in skipped.items():
             click.echo(f"left out: {escaped(name)}: {escaped(reason)}")
         if shared:
             how = "written once for each name" if tied == "copy" else "written once"
-            click.echo(f"{len(shared)} names share their tensor with another: {how}")
+            names = (
+                "1 name shares its" if len(shared) == 1 else f"{len(shared):,} names share their"
+            )
+            click.echo(f"{names} tensor with another: {how}")
         click.echo(f"{escaped(target)}: {counted(len(chosen), 'tensor')}, {size(total)}")
 
 
@@ -156,7 +178,7 @@ def _chosen(
     patterns: Sequence[str],
     renames: Sequence[str],
     dtype: DType | None,
-    overflowed: Callable[[str, int], None],
+    lost: Counter[str],
 ) -> Catalog:
     if patterns:
         catalog = catalog.select(*patterns)
@@ -180,9 +202,14 @@ def _chosen(
         lambda ref: (
             ref
             if not ref.dtype.is_float or ref.dtype.is_packed or ref.name in kept
-            else CastRef.of(ref, dtype, overflowed)
+            else _cast(ref, dtype, lost)
         )
     )
+
+
+def _cast(ref: TensorRef, dtype: DType, lost: Counter[str]) -> TensorRef:
+    cast = CastRef.of(ref, dtype)
+    return _Counting(cast.spec, cast.original, lost) if isinstance(cast, CastRef) else cast
 
 
 def _unsupported(catalog: Catalog, patterns: Sequence[str]) -> dict[str, str]:

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from weighlock.cli.shared import is_url
+from weighlock.cli.shared import is_url, tell
 from weighlock.cli.text import escaped
 from weighlock.errors import SourceError
 from weighlock.sources.access import Access, Address, Credential
@@ -59,8 +59,7 @@ def credential_options(command: Callable[..., Any]) -> Callable[..., Any]:
 def _retries_told() -> Iterator[None]:
     """While the block lasts, stderr tells that somebody does not answer and is asked again."""
     logger = logging.getLogger(RETRIES)
-    lines = logging.StreamHandler()
-    lines.setFormatter(_Line())
+    lines = _Lines()
     before = logger.level
     logger.addHandler(lines)
     logger.setLevel(logging.INFO)
@@ -71,9 +70,11 @@ def _retries_told() -> Iterator[None]:
         logger.setLevel(before)
 
 
-class _Line(logging.Formatter):
-    def format(self, record: logging.LogRecord) -> str:
-        return f"weighlock: {escaped(record.getMessage())}"
+class _Lines(logging.Handler):
+    """Asks for stderr each time: beside a progress bar it is another one."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        tell(f"weighlock: {escaped(record.getMessage())}")
 
 
 def access_to(credential: Credential, *places: str) -> Access:

@@ -1,16 +1,24 @@
 """`weighlock diff`: what changed between two models, and by how much."""
 
-import contextlib
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from typing import Any
 
 import click
 import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import json_option, label, print_json, progress_bar, weights
+from weighlock.cli.shared import (
+    json_option,
+    label,
+    print_json,
+    print_notes,
+    progress_bar,
+    tell_error,
+    weights,
+)
 from weighlock.cli.text import columns, counted, escaped
 from weighlock.errors import WeighlockError
 from weighlock.sources.access import Credential
@@ -40,7 +48,20 @@ class _Change:
     """How many elements differ."""
 
 
-@click.command("diff")
+class _Asked(click.Command):
+    """For scripts that ask whether something differs: as in diff and cmp, 1 is an answer."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except (WeighlockError, OSError, MemoryError) as error:
+            if not ctx.params.get("exit_code") or isinstance(error, BrokenPipeError):
+                raise
+            tell_error(error)
+            sys.exit(2)
+
+
+@click.command("diff", cls=_Asked)
 @weights("a")
 @weights("b")
 @click.option("--specs", is_flag=True, help="Compare names, dtypes and shapes only; read no data.")
@@ -60,10 +81,12 @@ def command(
     """
     access = access_to(credential, a, b)
     with (
-        _trouble_is_2(exit_code),
         weighlock.open(a, access=access) as opened,
         weighlock.open(b, access=access) as other,
     ):
+        for catalog in (opened, other):
+            print_notes(catalog.notes, catalog.unreadable)
+        unreadable = {"a": dict(opened.unreadable), "b": dict(other.unreadable)}
         before, after = opened.readable(), other.readable()
         if specs:
             changes = _compare(before, after, None)
@@ -75,26 +98,17 @@ def command(
             change.kind not in ("added", "removed") for change in changes
         )
     if as_json:
-        facts = {"a": label(a), "b": label(b), "same": same}
+        facts = {"a": label(a), "b": label(b), "same": same, "unreadable": unreadable}
         print_json({**facts, "changes": [asdict(c) for c in changes]})
     else:
         if changes:
             click.echo(columns([_row(change) for change in changes]))
-        are = "is" if same == 1 else "are"
-        click.echo(f"{counted(same, 'tensor')} {are} the same, {len(changes):,} differ")
+        are = "has" if specs and same == 1 else "have" if specs else "is" if same == 1 else "are"
+        what = "the same dtype and shape" if specs else "the same"
+        click.echo(f"{counted(same, 'tensor')} {are} {what}, {len(changes):,} differ")
     if exit_code and changes:
         sys.exit(1)
-
-
-@contextlib.contextmanager
-def _trouble_is_2(wanted: bool) -> Iterator[None]:
-    """For scripts that ask whether something differs: as in diff and cmp, 1 is an answer."""
-    try:
-        yield
-    except WeighlockError as error:
-        if not wanted:
-            raise
-        click.echo(f"weighlock: {escaped(str(error))}", err=True)
+    if exit_code and any(unreadable.values()):  # what they hold nobody can tell
         sys.exit(2)
 
 

@@ -1,8 +1,7 @@
 """`weighlock pull`: weights from a URL to a file, taken up where an earlier attempt ended."""
 
-import contextlib
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import click
 
@@ -17,7 +16,6 @@ from weighlock.cli.shared import (
     transfer_bar,
 )
 from weighlock.cli.text import counted, escaped, size
-from weighlock.disk.owner import owner_of
 from weighlock.errors import DiskError, WeighlockError
 from weighlock.formats.remote import is_metadata
 from weighlock.sources.access import Address, Credential, shown
@@ -55,12 +53,15 @@ def command(
     """Pull the weights at URL into the file DEST.
 
     Without DEST, the file gets the name the URL ends with, or model.safetensors if it ends with
-    none; in a directory DEST likewise. A pull that was cut off is taken up when
-    it is run again: what had arrived is checked, and only the rest is pulled. What the .metadata
-    of a distributed checkpoint names becomes one safetensors file, always from its beginning.
+    none; in a directory DEST likewise. A pull that was cut off is taken up when it is run again:
+    what had arrived is checked, and only the rest is pulled. From a server that has neither
+    digests nor ranges and a strong ETag, and of a part (--names), it begins anew, and so does
+    what the .metadata of a distributed checkpoint names, which becomes one safetensors file.
     """
     name = _name(url)
     is_sharded = name.endswith(".index.json") and not patterns
+    if dest == "-":
+        raise click.UsageError("weights are not written to standard output; name a file")
     target = dest or (os.path.splitext(name)[0] if is_sharded else name)
     if not is_sharded and os.path.isdir(target):
         target = os.path.join(target, name)
@@ -68,7 +69,7 @@ def command(
         if not force:
             raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")
         base = base or _if_weights(target)
-    with _hint(target), transfer_bar(f"{shown(url)} → {target}") as progress:
+    with transfer_bar(f"{shown(url)} → {target}") as progress:
         catalog = weighlock.fetch(
             url,
             into=target,
@@ -90,19 +91,6 @@ def command(
             click.echo(
                 f"{escaped(target)}: {counted(len(catalog), 'tensor')}, {size(catalog.nbytes)}"
             )
-
-
-@contextlib.contextmanager
-def _hint(target: str) -> Iterator[None]:
-    """Say what to do after a transfer that broke off."""
-    try:
-        yield
-    except WeighlockError as error:
-        directory, name = os.path.split(os.path.abspath(target))
-        with contextlib.suppress(OSError):
-            if error.retryable and any(owner_of(each, name) for each in os.listdir(directory)):
-                click.echo("what arrived is kept: run it again to go on from there", err=True)
-        raise
 
 
 def _name(url: str) -> str:

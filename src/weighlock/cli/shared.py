@@ -12,12 +12,10 @@ from typing import Any
 import click
 
 from weighlock.cli.text import escaped, parse_size, size
-from weighlock.errors import DiskError, UnsupportedDType
+from weighlock.errors import DiskError
 from weighlock.sources.access import shown
-from weighlock.tensors.dtypes import DType
 
 __all__ = [
-    "DTYPE",
     "SIZE",
     "check_target",
     "connections_option",
@@ -28,6 +26,8 @@ __all__ = [
     "print_json_line",
     "print_notes",
     "progress_bar",
+    "tell",
+    "tell_error",
     "transfer_bar",
     "weights",
 ]
@@ -45,20 +45,7 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
             self.fail(str(error), param, ctx)
 
 
-class _DType(click.ParamType):  # type: ignore[type-arg]
-    name = "dtype"
-
-    def convert(
-        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
-    ) -> DType:
-        try:
-            return DType.of(value)
-        except UnsupportedDType as error:
-            self.fail(str(error), param, ctx)
-
-
 SIZE = _Size()
-DTYPE = _DType()
 
 connections_option = click.option(
     "--connections",
@@ -102,12 +89,25 @@ def label(path: str) -> str:
     return shown(path) if is_url(path) else path
 
 
+def tell(text: str) -> None:
+    """Say something on stderr. What was done is done, also if nobody can be told."""
+    with contextlib.suppress(OSError):
+        click.echo(text, err=True)
+
+
+def tell_error(error: BaseException) -> None:
+    """Say what went wrong, in one line, with what was noted of it on the way."""
+    notes = getattr(error, "__notes__", ())
+    text = "; ".join([str(error) or type(error).__name__, *notes])
+    tell(f"weighlock: {escaped(text)}")
+
+
 def print_notes(notes: Iterable[str], unreadable: Mapping[str, str]) -> None:
     """Tell on stderr what a reader of a catalog should know, and what is not in it."""
     for note in notes:
-        click.echo(f"note: {escaped(note)}", err=True)
+        tell(f"note: {escaped(note)}")
     for name, reason in unreadable.items():
-        click.echo(f"note: {escaped(name)} is left out: {escaped(reason)}", err=True)
+        tell(f"note: {escaped(name)} is left out: {escaped(reason)}")
 
 
 def _jsonable(value: object) -> object:
@@ -124,16 +124,23 @@ def print_json(value: object) -> None:
     # Not msgspec: paths that are not UTF-8 hold lone surrogates, which it refuses.
     value = _jsonable(value)
     if isinstance(value, list):  # one line for each, as grep likes it
-        lines = ",\n".join(f"  {json.dumps(item, ensure_ascii=False)}" for item in value)
+        lines = ",\n".join(f"  {_dumped(item)}" for item in value)
         text = f"[\n{lines}\n]" if value else "[]"
     else:
-        text = json.dumps(value, ensure_ascii=False, indent=2)
+        text = _dumped(value, indent=2)
     _echo_json(text)
 
 
 def print_json_line(value: object) -> None:
     """Print a value as one line of JSON, for programs that read a line and go on."""
-    _echo_json(json.dumps(_jsonable(value), ensure_ascii=False))
+    _echo_json(_dumped(_jsonable(value)))
+
+
+def _dumped(value: object, indent: int | None = None) -> str:
+    # Where the output is not UTF-8, every other letter is escaped as JSON does it.
+    encoding = getattr(sys.stdout, "encoding", None) or "ascii"
+    is_utf8 = encoding.lower().replace("-", "") == "utf8"
+    return json.dumps(value, ensure_ascii=not is_utf8, indent=indent)
 
 
 def _echo_json(text: str) -> None:
@@ -203,5 +210,4 @@ def _bar(doing: str, total_bytes: int | None) -> Iterator[Callable[[int, int], N
 
 def _report(doing: str, total_bytes: int, seconds: float) -> None:
     rate = size(int(total_bytes / seconds)) if seconds > 0 else "?"
-    with contextlib.suppress(OSError):  # what was done is done, also if nobody can be told
-        click.echo(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)", err=True)
+    tell(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)")

@@ -11,7 +11,7 @@ import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import json_option, label, print_json, print_notes, progress_bar, weights
 from weighlock.cli.text import columns, counted, escaped, size
-from weighlock.errors import FormatError, LayoutError
+from weighlock.errors import FormatError, LayoutError, WeighlockError
 from weighlock.sources.access import Credential
 from weighlock.tensors.blocks import blocks
 from weighlock.tensors.catalog import Catalog
@@ -78,9 +78,10 @@ def _told_as_json(path: str, as_json: bool) -> Iterator[None]:
     """What is not valid is an answer too, for a program that asks for JSON."""
     try:
         yield
-    except FormatError as error:
+    except WeighlockError as error:
         if as_json:
-            print_json({"path": label(path), "valid": False, "error": str(error)})
+            valid = False if isinstance(error, FormatError) else None  # it could not be told
+            print_json({"path": label(path), "valid": valid, "error": str(error)})
         raise
 
 

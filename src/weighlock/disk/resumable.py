@@ -36,21 +36,25 @@ class ResumableFile(AtomicFile):
         """Where the file lies until it is put in place."""
         return os.path.join(os.path.dirname(self.path), self._temporary or "")
 
-    def keep(self) -> None:
+    def keep(self) -> bool:
         """Close the file and leave it as nobody's, for the next attempt. Idempotent.
 
         An empty one is of no use to anybody, and removed.
+
+        Returns:
+            Whether it was left.
         """
         if os.getpid() != self._pid or self._temporary is None or self._is_gone:
-            return
+            return False
         if not os.fstat(self._fd).st_size:
             self.discard()
-            return
+            return False
         name = temporary_name(self._place.name, NOBODY)
         with contextlib.suppress(OSError):
             self._disk.rename(self._place.directory, self._temporary, name)
         self._temporary = None  # so that nothing removes it
         self.discard()
+        return True
 
     def _create(self) -> None:
         if self._adopt():

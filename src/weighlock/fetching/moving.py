@@ -36,12 +36,22 @@ class Progress:
         self._done = 0
         self._lock = threading.Lock()
 
+    @property
+    def done(self) -> int:
+        """Bytes that are in place."""
+        return self._done
+
     def add(self, count: int) -> None:
         """So many more are in place."""
         with self._lock:
             self._done += count
             if self._tell is not None:
                 self._tell(self._done, self._total)
+
+
+def _weight(failure: BaseException) -> int:
+    """What is raised of several: Ctrl-C before all, and last who stopped for what another met."""
+    return 0 if not isinstance(failure, Exception) else 2 if isinstance(failure, Aborted) else 1
 
 
 class Moving:
@@ -99,9 +109,17 @@ class Moving:
             for _ in range(threads - 1)
         ]
         for thread in others:
-            thread.start()
+            try:
+                thread.start()
+            except RuntimeError:  # the system has no more: those there are will do
+                break
+            except BaseException as error:  # Ctrl-C; what others wait for is still done
+                self._fail(error)
+                break
         self._work(mover, meanwhile)
         for thread in others:
+            if thread.ident is None:
+                continue
             try:
                 thread.join()
             except BaseException as error:  # Ctrl-C: nobody may go on with it afterwards
@@ -109,9 +127,7 @@ class Moving:
                 thread.join()
         if self._failures:
             self._abort.check()
-            # Nobody said stop: who stopped did so for what another met.
-            met = [each for each in self._failures if not isinstance(each, Aborted)]
-            raise (met or self._failures)[0]
+            raise min(self._failures, key=_weight)
         if not self._plan.is_complete:
             raise RemoteProtocolError(f"{self._connections.label}: not every block was moved")
         self._abort.check()

@@ -189,10 +189,10 @@ class One:
         source = self._source
         remote = self._known()
         file = ResumableFile(into, durable=self._how.durable)
+        whole = FileLanding(file, source.size)
+        landing: Landing = whole
         try:
             file.reserve(max(0, source.size - file.allocated_bytes()))
-            whole = FileLanding(file, source.size)
-            landing: Landing = whole
             blocks = list(whole.blocks)
             etag = source.remote.resource.etag
             if file.adopted_bytes and source.verifies:
@@ -218,8 +218,11 @@ class One:
         except (FormatError, ProtocolError, Aborted):
             file.discard()
             raise
-        except BaseException:
-            file.keep()
+        except BaseException as error:
+            is_kept = file.keep()
+            if is_kept and (source.verifies or landing is not whole):
+                done = f"{progress.done:,} of {source.size:,} bytes"
+                error.add_note(f"{done} are kept, and the next attempt goes on from there")
             raise
         return open_catalog(into, self._how.limits)
 

@@ -40,9 +40,10 @@ from weighlock.sources.grid import (
 from weighlock.sources.upload import NotAnnounced, Upload
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Contents, FilePart, Piece, Several, piece_length
+from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import hash_block, in_two_threads
 from weighlock.transfer.layout import lay_out
+from weighlock.transfer.pieces import FilePart, Piece, Several, piece_length
 from weighlock.transfer.rate import Rate
 from weighlock.transfer.sending import Sender
 

@@ -69,7 +69,7 @@ class ArrivingFile(LandingFile, Protocol):
     def allocated_bytes(self) -> int:
         """Bytes the file already takes on the disk."""
 
-    def keep(self) -> None:
+    def keep(self) -> object:
         """Let go of it; what was written stays for the next attempt. Idempotent."""
 
     def discard(self) -> None:

@@ -20,7 +20,7 @@ from weighlock.sharing.metrics import Traffic, kind_of
 from weighlock.sharing.routes import Answer, busy, failure, gone
 from weighlock.sharing.shared import Share
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Piece, piece_length
+from weighlock.transfer.pieces import Piece, piece_length
 from weighlock.transfer.receiving import Incoming
 from weighlock.transfer.sending import Sender, wait_readable
 

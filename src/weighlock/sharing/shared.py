@@ -18,8 +18,9 @@ from weighlock.sources.access import shown
 from weighlock.sources.grid import RANGE_BYTES
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
-from weighlock.transfer.contents import Contents, Piece
+from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import Digests
+from weighlock.transfer.pieces import Piece
 
 __all__ = ["Share"]
 

@@ -25,9 +25,6 @@ T = TypeVar("T")
 
 _log = logging.getLogger(RETRIES)
 
-_TOLD_AFTER = 4
-"""Attempts in vain before it is told: about a second."""
-
 
 class Connections:
     """Connections for one purpose; each is used by one thread at a time.
@@ -130,7 +127,7 @@ class Connections:
             except WeighlockError as error:
                 self.abort.check()  # a connection shut from outside looks like a lost peer
                 pause = retrying.pause_after(error)
-                if retrying.failures == _TOLD_AFTER:
+                if retrying.is_to_be_told():
                     patience = f"{self.limits.patience_s:g} s"
                     _log.info("%s; trying again for up to %s", error, patience)
             sleep(pause)

@@ -14,6 +14,8 @@ _FIRST_PAUSE_S = 0.1
 _LONGEST_PAUSE_S = 5.0
 _TRIES_OF_A_BLOCK = 3
 
+_TOLD_AFTER_S = 1.0
+
 
 class Retrying:
     """The patience of one transfer, shared by its connections. Every landed block renews it.
@@ -33,17 +35,22 @@ class Retrying:
         self._since: float | None = None
         """When it failed first since something last arrived."""
         self._failures = 0
+        self._is_told = False
         self._corrupt: Counter[int] = Counter()
 
-    @property
-    def failures(self) -> int:
-        """How often it failed since something last arrived."""
-        return self._failures
+    def is_to_be_told(self) -> bool:
+        """Whether it has failed for so long that people should know. True once until it works."""
+        since = self._since
+        if self._is_told or since is None or self._clock() - since < _TOLD_AFTER_S:
+            return False
+        self._is_told = True
+        return True
 
     def progressed(self) -> None:
         """Something arrived and was good."""
         self._since = None
         self._failures = 0
+        self._is_told = False
 
     def pause_after(self, error: WeighlockError) -> float:
         """Seconds to wait before the next attempt.

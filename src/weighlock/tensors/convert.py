@@ -1,6 +1,6 @@
 """Anything that is a tensor, as a ref; and a ref seen in another dtype. Pure: nothing is read."""
 
-from collections.abc import Callable, Hashable, Iterable, Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -96,16 +96,9 @@ class CastRef(TensorRef):
 
     spec: TensorSpec
     original: TensorRef
-    overflowed: Callable[[str, int], None] | None = None
-    """Told the name, and how many finite numbers of a piece were too large for the dtype."""
 
     @classmethod
-    def of(
-        cls,
-        ref: TensorRef,
-        dtype: DType,
-        overflowed: Callable[[str, int], None] | None = None,
-    ) -> TensorRef:
+    def of(cls, ref: TensorRef, dtype: DType) -> TensorRef:
         """The ref in that dtype; itself if it already is.
 
         Raises:
@@ -114,7 +107,7 @@ class CastRef(TensorRef):
         if ref.dtype is dtype:
             return ref
         check_cast(ref, dtype)
-        return cls(TensorSpec(ref.name, dtype, ref.shape), ref, overflowed)
+        return cls(TensorSpec(ref.name, dtype, ref.shape), ref)
 
     def renamed(self, name: str) -> "CastRef":
         return replace(self, spec=self.spec.renamed(name))
@@ -127,20 +120,17 @@ class CastRef(TensorRef):
             whole = np.frombuffer(piece, np.uint8).view(self.original.dtype.numpy)
             step = max(1, max_bytes // max(self.original.dtype.alignment, self.dtype.alignment))
             for first in range(0, whole.size, step):
-                values = whole[first : first + step]
-                result = cast(values, self.dtype)
-                if self.overflowed is not None:
-                    count = np.count_nonzero(np.isfinite(values) & ~np.isfinite(result))
-                    if count:
-                        self.overflowed(self.name, int(count))
-                yield byte_view(result)
+                yield byte_view(self._cast(whole[first : first + step]))
+
+    def _cast(self, values: Array) -> Array:
+        return cast(values, self.dtype)
 
     def _slice(self, index: Index) -> Array:
         return cast(np.asarray(self.original[index]), self.dtype)
 
 
 def cast(values: Array, dtype: DType) -> Array:
-    """Numbers in another dtype. What overflows becomes infinite, as in torch."""
+    """Numbers in another dtype. What overflows becomes infinite, or NaN where there is no Inf."""
     with np.errstate(over="ignore", invalid="ignore"):  # numpy would warn for each block
         if dtype.bits == 8 and dtype.is_float and values.dtype.itemsize == 1:
             values = values.astype(np.float32)  # ml_dtypes does not know every pair of its types

@@ -11,7 +11,7 @@ import msgspec
 import numpy as np
 from msgspec.structs import replace
 
-from weighlock.errors import LayoutError
+from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.tensors.arrays import (
     Array,
     SlicedArray,
@@ -109,8 +109,13 @@ class TensorRef:
         return from_bytes(buffer, self.spec, device)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
-        """For `np.asarray(ref)`: the tensor, read."""
-        return np.array(self.load(), dtype=dtype, copy=copy)  # type: ignore[call-overload,no-any-return]
+        """For `np.asarray(ref)`: the tensor, read. In another dtype, it is held twice meanwhile."""
+        if dtype is not None and self.dtype.is_packed and self.dtype is not DType.F4:
+            raise UnsupportedDType(f"tensor {self.name!r}: {self.dtype} is no numbers for numpy")
+        array = self.load()
+        if dtype is not None:
+            array = array.astype(dtype, copy=False)  # type: ignore[call-overload]
+        return array
 
     def __getitem__(self, index: Index) -> SlicedArray:
         """Read a part. Only the bytes that hold it are read; contiguous rows are one read."""
@@ -259,6 +264,10 @@ class ArrayRef(TensorRef, msgspec.Struct, frozen=True, eq=False, gc=False):
         return self.array if out is None else TensorRef.load(self, out)
 
     materialize = load
+
+    def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
+        array = TensorRef.__array__(self, dtype)
+        return array.copy() if copy and array is self.array else array
 
     def renamed(self, name: str) -> "ArrayRef":
         return replace(self, spec=self.spec.renamed(name))

@@ -9,8 +9,7 @@ own.
 import threading
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
-from dataclasses import dataclass, replace
-from typing import Protocol, TypeAlias
+from dataclasses import replace
 
 import numpy as np
 
@@ -25,16 +24,9 @@ from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import Readable, StoredRef
 from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import VirtualFile
+from weighlock.transfer.pieces import FilePart, Piece, Sendable, Several, in_memory, piece_length
 
-__all__ = [
-    "Contents",
-    "FilePart",
-    "Piece",
-    "Sendable",
-    "Several",
-    "in_memory",
-    "piece_length",
-]
+__all__ = ["Contents"]
 
 _SMALL_BYTES = 64 * 1024
 """Below this, copying is cheaper than a system call of its own."""
@@ -56,42 +48,6 @@ each receiver that is slow to take one holds on to it."""
 
 _WAIT_S = 5.0
 """How long a reply waits for room in the budget; then its receiver is told to come back."""
-
-
-class Sendable(Protocol):
-    """A file whose bytes the kernel can send by itself."""
-
-    @property
-    def size(self) -> int: ...
-
-    def descriptor(self) -> AbstractContextManager[int]: ...
-
-    def read_into(self, offset: int, buffer: memoryview) -> None: ...
-
-
-@dataclass(frozen=True, slots=True)
-class FilePart:
-    """Bytes of a file."""
-
-    file: Sendable
-    offset: int
-    length: int
-
-
-@dataclass(frozen=True, slots=True)
-class Several:
-    """Small arrays one after another, as they lie: one call can send them all."""
-
-    arrays: tuple[Array, ...]
-    length: int
-
-    def joined(self) -> memoryview:
-        """Their bytes, copied."""
-        # numpy's arrays are bytes for `join` whatever their type is.
-        return memoryview(b"".join(self.arrays))  # type: ignore[arg-type]
-
-
-Piece: TypeAlias = memoryview | FilePart | Several
 
 
 class Contents:
@@ -366,16 +322,6 @@ def _joined(pieces: Iterator[Piece]) -> Iterator[Piece]:
         yield piece
     if held is not None:
         yield held
-
-
-def piece_length(piece: Piece) -> int:
-    """Bytes of a piece."""
-    return len(piece) if isinstance(piece, memoryview) else piece.length
-
-
-def in_memory(piece: memoryview | Several) -> memoryview:
-    """The bytes of a piece that lies in memory."""
-    return piece.joined() if isinstance(piece, Several) else piece
 
 
 class _Window:

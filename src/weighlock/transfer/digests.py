@@ -17,7 +17,8 @@ from weighlock.sources.grid import (
 )
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty
-from weighlock.transfer.contents import Contents, FilePart, in_memory
+from weighlock.transfer.contents import Contents
+from weighlock.transfer.pieces import FilePart, in_memory
 
 __all__ = ["Digests", "hash_block", "in_two_threads"]
 

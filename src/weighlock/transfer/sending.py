@@ -18,7 +18,7 @@ from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
-from weighlock.transfer.contents import Piece, Several, piece_length
+from weighlock.transfer.pieces import Piece, Several, piece_length
 
 __all__ = ["Sender", "wait_readable"]
 
