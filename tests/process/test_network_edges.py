@@ -24,7 +24,7 @@ from weighlock.sources.receipt import Receipt
 from weighlock.tensors.spec import Span
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
-from weighlock.transfer.pieces import FilePart
+from weighlock.transfer.pieces import piece_length
 
 __all__ = ["certificates"]  # a fixture of this module
 
@@ -307,10 +307,10 @@ def test_a_range_that_has_begun_is_whole_although_its_file_is_closed():
     file = lay_out(arrays)
     contents = Contents(file)
     pieces = contents.pieces(Span(0, file.size))
-    total = piece_bytes(next(pieces))
+    total = piece_length(next(pieces))
     contents.close()
     try:
-        total += sum(map(piece_bytes, pieces))
+        total += sum(map(piece_length, pieces))
     except WeighlockError:
         return
     assert total == file.size
@@ -319,10 +319,6 @@ def test_a_range_that_has_begun_is_whole_although_its_file_is_closed():
 def is_served():
     """Whether a server of this process has a thread for somebody."""
     return any(thread.name == "weighlock-serve" for thread in threading.enumerate())
-
-
-def piece_bytes(piece):
-    return piece.length if isinstance(piece, FilePart) else len(piece)
 
 
 def test_a_server_closed_before_it_started_says_nothing():
