@@ -17,7 +17,7 @@ def summed(rows, weights, desk=None):
     """The bits, or None where float32 was not good for it."""
     bits = np.stack([row.view(np.uint16) for row in rows])
     result = np.full(bits.shape[1], 0xEEEE, np.uint16)
-    return result if sum_bf16(np.array(weights), bits, result, desk or Desk()) else None
+    return result if sum_bf16(tuple(weights), bits, result, desk or Desk()) else None
 
 
 def rounded(rows, weights):

@@ -373,6 +373,44 @@ def test_a_contributor_that_shrinks_is_named(paths, tmp_path, no_leaks):
         catalog.close()
 
 
+def overwritten(path, bits):
+    with open(path, "r+b") as file:
+        file.seek(path.stat().st_size // 2)
+        file.write(np.full(1000, bits, np.uint16).tobytes())
+
+
+CHANGES = {
+    "other numbers": lambda path: overwritten(path, 0x3F80),
+    "NaN": lambda path: overwritten(path, 0x7FC0),
+    "cut short": lambda path: os.truncate(path, path.stat().st_size // 2),
+    "another file in its place": lambda path: os.replace(path.with_name("other"), path),
+}
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_file_that_changes_while_it_is_read_is_told_as_changed(
+    change, threads, tmp_path, no_leaks
+):
+    """Whatever its numbers have become: the second block of a tensor is what is changed."""
+    rng = np.random.default_rng(1)
+    paths = [tmp_path / name for name in ("0", "1", "2", "other")]
+    for path in paths:
+        array = rng.standard_normal(2_000_000, np.float32).astype(BF16)
+        weighlock.save(path, {"a": array, "b": array}, durable=False)
+    times = []
+
+    def spoil(done, total):
+        times.append(done)
+        if len(times) == 1:
+            CHANGES[change](paths[1])
+
+    with pytest.raises(SourceError, match=r"contributor 2 of 3 .*tensor 'a': .*changed since"):
+        weighlock.mean(paths[:3], [1, 2, 4], tmp_path / "out", threads=threads, progress=spoil)
+    assert not (tmp_path / "out").exists()
+    assert max(times) < 3 * 2 * array.nbytes
+
+
 def test_files_that_are_not_there(paths, tmp_path):
     gone = tmp_path / "gone"
     with pytest.raises(SourceError, match=r"contributor 2 of 2 \(.*gone\): .*cannot be opened"):

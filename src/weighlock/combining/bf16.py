@@ -12,6 +12,10 @@ that made the float32 sums. There are two ways to show it:
   numbers that are added are not too far apart in size, float32 holds every sum of them.
 """
 
+import functools
+from dataclasses import dataclass
+from typing import Self
+
 import numpy as np
 
 from weighlock.combining.desk import Desk
@@ -52,31 +56,54 @@ _HALF, _BEHIND, _CUT = np.uint32(0x8000), np.uint32(0xFFFF), np.uint32(16)
 """Of the bits of float32: half of bf16's last place, all behind that place, and how many."""
 
 
-def sum_bf16(weights: Array, bits: Array, result: Array, desk: Desk) -> bool:
+@dataclass(frozen=True, slots=True)
+class _Weights:
+    """Weights, and what is known of them before any block."""
+
+    double: Array
+    single: Array
+    sizes: Array
+    is_single_good: bool
+    """Whether float32 has numbers for them."""
+    grain: float | None
+    """The power of two that all are multiples of; None if it is too fine to be of use."""
+
+    @classmethod
+    @functools.lru_cache(maxsize=16)  # looked up for every block
+    def of(cls, weights: tuple[float, ...]) -> Self:
+        double = np.array(weights)
+        sizes = np.abs(double)
+        counted = sizes[sizes != 0]
+        is_good = not counted.size or bool(counted.min() >= _LEAST and counted.max() <= _LARGEST)
+        single = double.astype(np.float32) if is_good else np.zeros(len(weights), np.float32)
+        grain = 1 / max(weight.as_integer_ratio()[1] for weight in weights) if is_good else 0
+        is_coarse = grain >= _FINEST and bool((single == double).all())
+        return cls(double, single, sizes, is_good, grain if is_coarse else None)
+
+
+def sum_bf16(weights: tuple[float, ...], bits: Array, result: Array, desk: Desk) -> bool:
     """Fill `result` with the bits of Σ weight · row.
 
     Args:
-        weights: float64.
-        bits: one row for each weight.
+        weights: one for each row.
+        bits: the rows.
         result: as long as a row.
         desk: buffers.
 
     Returns:
         Whether float32 was good for it. If not, `result` holds nothing of use.
     """
-    kind = weights.tobytes()
-    if desk.hints.get(kind, 0):
-        desk.hints[kind] -= 1
+    if desk.hints.get(weights, 0):
+        desk.hints[weights] -= 1
         return False
-    sizes = np.abs(weights[weights != 0])
-    if sizes.size and not (sizes.min() >= _LEAST and sizes.max() <= _LARGEST):
+    known = _Weights.of(weights)
+    if not known.is_single_good:
         return False
-    grain = _grain(weights)
     whole = result.size - result.size % _PIECE
     spans = [s for s in (slice(0, whole), slice(whole, None)) if result[s].size]
     for span in spans:
-        if not _sum_pieces(weights, grain, bits[:, span], result[span], desk):
-            desk.hints[kind] = _PASSED_OVER
+        if not _sum_pieces(known, bits[:, span], result[span], desk):
+            desk.hints[weights] = _PASSED_OVER
             return False
     return True
 
@@ -92,23 +119,21 @@ def add_rows(weights: Array, values: Array, out: Array) -> None:
         np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
 
 
-def _sum_pieces(
-    weights: Array, grain: float | None, bits: Array, result: Array, desk: Desk
-) -> bool:
+def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bool:
     """The sums of a run of pieces, all equally long."""
-    totals = _largest_sums(weights, bits)
+    totals = _largest_sums(weights.sizes, bits)
     if not (totals < _LARGEST).all():
         return False
     sums = desk.array("sums", result.shape, np.float32)
     desk.align_casts(np.float32)
-    add_rows(weights.astype(np.float32), bits.view(_BF16), sums)
+    add_rows(weights.single, bits.view(_BF16), sums)
     is_open = desk.array("open", result.shape, np.bool_)
-    margins = _off_by(len(weights), totals)
+    margins = _off_by(len(bits), totals)
     most = max(_FEW, result.size // _MOST_OPEN)
-    if grain is None:
+    if weights.grain is None:
         _round_by_margin(sums, margins, result, is_open, desk)
     else:
-        _round_exact(sums, bits, _least_exact(grain, totals), result, is_open, desk)
+        _round_exact(sums, bits, _least_exact(weights.grain, totals), result, is_open, desk)
         if np.count_nonzero(is_open) > most:  # a margin may tell of some of them
             others = (
                 desk.array("row", result.shape, np.uint16),
@@ -122,17 +147,17 @@ def _sum_pieces(
     for begin in range(0, again.size, _AGAIN_COLUMNS):
         columns = again[begin : begin + _AGAIN_COLUMNS]
         # Picked out, they lie column by column, and einsum would add them in another order.
-        result[columns] = _sum_again(weights, np.ascontiguousarray(bits[:, columns]))
+        result[columns] = _sum_again(weights.double, np.ascontiguousarray(bits[:, columns]))
     return True
 
 
-def _largest_sums(weights: Array, bits: Array) -> Array:
+def _largest_sums(sizes: Array, bits: Array) -> Array:
     """What no weighted sum of columns of bf16 is beyond, in each piece of them."""
     pieces = bits.reshape(len(bits), -1, min(_PIECE, bits.shape[1]))
     # As unsigned integers the largest is the most negative number, as signed the most positive.
     negative = pieces.max(axis=2).astype(np.int32) & 0x7FFF
     largest = np.maximum(negative, pieces.view(np.int16).max(axis=2))
-    totals: Array = np.abs(weights) @ (largest << 16).view(np.float32)
+    totals: Array = sizes @ (largest << 16).view(np.float32)
     return totals
 
 
@@ -165,12 +190,6 @@ def _round_by_margin(
     high_bits >>= _CUT
     np.copyto(result, high_bits, casting="unsafe")
     np.greater(low_bits, _BEHIND, out=is_open)
-
-
-def _grain(weights: Array) -> float | None:
-    """The power of two that all weights are multiples of; None if it is too fine to be of use."""
-    grain = 1 / max(float(weight).as_integer_ratio()[1] for weight in weights)
-    return grain if grain >= _FINEST and (weights.astype(np.float32) == weights).all() else None
 
 
 def _least_exact(grain: float, totals: Array) -> Array:

@@ -208,7 +208,7 @@ class _Run:
 
     def _read(self, taken: _Taken, row: int) -> None:
         part, block = taken.rows.part, taken.block
-        width = unit_bytes(part.refs[row].dtype)
+        width = taken.rows.widths[row]
         view = taken.buffer.views[row][: block.units * width]
         try:
             taken.rows.read_into(row, block.first * width, view)
@@ -220,6 +220,14 @@ class _Run:
             rows.prepare(row)
         except _UNREADABLE as error:
             raise self._unreadable(rows.part, row, error) from error.__cause__
+
+    def _check(self, rows: Rows) -> None:
+        """Every row must have come from what was opened."""
+        for row in range(len(rows.part.refs)):
+            try:
+                rows.check(row)
+            except _UNREADABLE as error:
+                raise self._unreadable(rows.part, row, error) from error.__cause__
 
     def _unreadable(self, part: Part, row: int, error: WeighlockError) -> Exception:
         """What to raise for a row that cannot be had: it says whose it was."""
@@ -240,16 +248,19 @@ class _Run:
         try:
             part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
         except Fault as fault:
+            self._check(taken.rows)  # of a file that changed, this is said rather than what it held
             raise self._refused(part, block, fault) from fault
         data = byte_view(out)[: block.units * width]
         self._sink.put(part.spec, block.first * width, data)
         with self._lock:
             self._free.append(taken.buffer)
-            self._done += sum(block.units * unit_bytes(ref.dtype) for ref in part.refs)
+            self._done += block.units * sum(taken.rows.widths)
             done = self._done
             taken.rows.left -= block.units
-            if not taken.rows.left:
-                self._open.pop(block.part).close()
+            is_last = not taken.rows.left
+        if is_last:
+            self._check(taken.rows)
+            self._open.pop(block.part).close()
         if self._setting.progress is not None:
             self._setting.progress(done, self._total)
 

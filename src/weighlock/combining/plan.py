@@ -15,7 +15,7 @@ from weighlock.tensors.spec import TensorSpec
 
 __all__ = ["Block", "Part", "kept_blocks", "plan_blocks", "row_bytes"]
 
-_LOCAL_BYTES = 768 * 1024
+_LOCAL_BYTES = 512 * 1024
 """A row from a file. Shorter ones would stay nearer to a core; but threads that meet between calls
 of numpy wait for each other, and with half of this they wait longer than the cache saves."""
 

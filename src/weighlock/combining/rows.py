@@ -6,13 +6,15 @@ without a name.
 """
 
 import contextlib
+import os
 from collections.abc import Iterable
 from typing import Protocol, runtime_checkable
 
 from weighlock.combining.plan import Part
+from weighlock.combining.rounding import unit_bytes
 from weighlock.disk.scratch import Scratch
 from weighlock.sources.inflated import InflatedSource
-from weighlock.sources.local import BytesSource
+from weighlock.sources.local import BytesSource, FileSource
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import Readable, StoredRef
 
@@ -58,21 +60,31 @@ def is_near(ref: TensorRef) -> bool:
 
 
 class Rows:
-    """Reads the rows of one part. Opened when its first block is due, closed after its last."""
+    """Reads the rows of one part. Opened when its first block is due, closed after its last.
+
+    Files that are held anyway are looked at once, when all of a row was read, and not after every
+    block: between two looks of one thread another one waits for the interpreter.
+    """
 
     def __init__(self, part: Part, directory: str | None) -> None:
         self.part = part
+        self.widths = [unit_bytes(ref.dtype) for ref in part.refs]
         self.left = part.units
         """Units not yet done; for who closes."""
         self._places: list[memoryview | tuple[Readable, int] | None] = [
             _place(ref) for ref in part.refs
         ]
+        self._files: dict[int, tuple[int, contextlib.ExitStack]] = {}
         self._directory = directory
         self._scratch: Scratch | None = None
 
     def prepare(self, row: int) -> None:
         """Lay a row down if it cannot be read where it is."""
-        if self._places[row] is not None:
+        place = self._places[row]
+        if isinstance(place, tuple) and isinstance(place[0], FileSource) and place[0].is_held:
+            use = contextlib.ExitStack()
+            self._files[row] = use.enter_context(place[0].descriptor()), use
+        if place is not None:
             return
         ref = self.part.refs[row]
         if self.part.read_bytes <= _KEPT_BYTES:
@@ -87,20 +99,43 @@ class Rows:
         self._places[row] = self._scratch, span.offset
 
     def read_into(self, row: int, start: int, buffer: memoryview) -> None:
-        """Fill the buffer from that byte of the row on."""
+        """Fill the buffer from that byte of the row on; what came counts once it is checked."""
         place = self._places[row]
         assert place is not None  # noqa: S101
         if isinstance(place, memoryview):
             buffer[:] = place[start : start + len(buffer)]
         elif len(buffer):
             source, offset = place
-            source.read_into(offset + start, buffer)
+            file = self._files.get(row)
+            if file is None or not _is_filled(file[0], offset + start, buffer):
+                source.read_into(offset + start, buffer)
+
+    def check(self, row: int) -> None:
+        """Raise if the row comes from a file that changed since it was opened. Reads no more."""
+        file = self._files.pop(row, None)
+        if file is not None:
+            file[1].close()
 
     def close(self) -> None:
-        """Let go of what was laid down."""
+        """Let go of what was laid down, and of files."""
+        for _, use in self._files.values():
+            use.__exit__(_Left, _Left(), None)
+        self._files.clear()
         with contextlib.suppress(OSError):
             if self._scratch is not None:
                 self._scratch.close()
+
+
+class _Left(Exception):
+    """Ends the use of a file without a look at what became of it."""
+
+
+def _is_filled(fd: int, offset: int, buffer: memoryview) -> bool:
+    """Read with one call; whatever does not come so is for the source to read, or to tell of."""
+    try:
+        return os.preadv(fd, [buffer], offset) == len(buffer)
+    except OSError:
+        return False
 
 
 def _place(ref: TensorRef) -> memoryview | tuple[Readable, int] | None:

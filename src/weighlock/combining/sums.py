@@ -51,7 +51,7 @@ class WeightedSum:
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
         if {self.dtype, *self.dtypes} == {DType.BF16} and not self.single:
             bits, result = rows[:, : 2 * units].view(np.uint16), out[: 2 * units].view(np.uint16)
-            if sum_bf16(np.array(self.weights), bits, result, desk):
+            if sum_bf16(self.weights, bits, result, desk):
                 return
         self._check_exact(rows, units)
         kind = np.float32 if self.single else np.float64

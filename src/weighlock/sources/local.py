@@ -106,6 +106,11 @@ class FileSource:
         """The file's length when it was opened."""
         return self.fingerprint.size
 
+    @property
+    def is_held(self) -> bool:
+        """Whether it keeps a descriptor open, so that using one costs none."""
+        return self._fd >= 0
+
     def __repr__(self) -> str:
         return f"FileSource({self.path!r})"
 
