@@ -5,6 +5,7 @@ h11 speaks the grammar of requests and of reply heads; the bytes of a body never
 
 import contextlib
 import email.utils
+import functools
 import http.client
 import logging
 import time
@@ -191,7 +192,7 @@ class Conversation:
     def _head(self, answer: Answer, extra: list[tuple[bytes, bytes]]) -> bytes:
         self._traffic.requests[self._kind, answer.status] += 1
         headers = [(name.encode(), value.encode()) for name, value in answer.headers.items()]
-        headers.append((b"Date", email.utils.formatdate(usegmt=True).encode()))
+        headers.append((b"Date", _date(int(time.time()))))
         if answer.status != 304:
             headers.append((b"Content-Length", str(answer.length).encode()))
         if self._answers.is_stopping:
@@ -266,6 +267,11 @@ class Conversation:
             raise OSError(str(error)) from error
         share.note_sent(span.length)
         self._h11.send(h11.EndOfMessage())
+
+
+@functools.lru_cache(maxsize=1)  # the same for all replies of a second
+def _date(now: int) -> bytes:
+    return email.utils.formatdate(now, usegmt=True).encode()
 
 
 def _read_head(request: h11.Request) -> tuple[str, dict[str, str]]:

@@ -68,6 +68,7 @@ class Connection:
 
     def __init__(self, address: Address, access: Access, limits: Limits) -> None:
         self.origin = address.origin
+        self._address = address
         self._label = shown(address.url)
         self._limits = limits
         self._credential = access.credential(address)
@@ -178,7 +179,8 @@ class Connection:
 
     def _begin(self, address: Address, headers: Mapping[str, str] | None) -> dict[str, str]:
         """Connect if need be; returns the headers to send."""
-        self._label = shown(address.url)
+        if address is not self._address:
+            self._address, self._label = address, shown(address.url)
         if self._http.sock is None:
             with Translated(self._label, "connect"):
                 self._http.connect()
@@ -313,20 +315,25 @@ def content_range(reply: http.client.HTTPResponse) -> tuple[Span, int] | None:
     return Span(first, last - first + 1), total
 
 
-def check_range(reply: http.client.HTTPResponse, resource: Resource, span: Span) -> None:
+def check_range(
+    reply: http.client.HTTPResponse, resource: Resource, span: Span, label: str
+) -> None:
     """Raise unless the reply is exactly that span of exactly that resource.
+
+    Args:
+        reply: its head.
+        resource: what was asked for.
+        span: of which these bytes.
+        label: what errors call it.
 
     Raises:
         SourceChanged: it is another version of it.
         RemoteProtocolError: it is something else.
     """
-    label = shown(resource.address.url)
     check_plain(reply, label)
     etag, modified = resource.validator
-    if etag is not None and reply.getheader("ETag") != etag:
-        raise SourceChanged(
-            f"{label}: changed since it was opened (ETag {etag}, now {reply.getheader('ETag')})"
-        )
+    if etag is not None and (now := reply.getheader("ETag")) != etag:
+        raise SourceChanged(f"{label}: changed since it was opened (ETag {etag}, now {now})")
     if modified is not None and reply.getheader("Last-Modified") != modified:
         raise SourceChanged(
             f"{label}: changed since it was opened (modified {modified}, now "

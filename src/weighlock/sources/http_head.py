@@ -29,7 +29,9 @@ class _Reader:
         # Nothing is read from it: the socket stays open as long as a file of it is.
         self._keeper = sock.makefile("rb", 0)
         self._is_tls = isinstance(sock, ssl.SSLSocket)
-        self._held = memoryview(b"")
+        self._held = b""
+        self._at = 0
+        """Where what was not taken yet of it begins."""
         self._pace = Pace(idle_s)
         self._deadline: float | None = time.monotonic() + idle_s
         self._head_bytes = 0
@@ -46,27 +48,27 @@ class _Reader:
 
     def readline(self, limit: int = 65_537) -> bytes:
         """A whole line, or so many bytes of a longer one. A head must not end within one."""
-        line = bytearray()
+        line = self._taken_line(limit)
         while len(line) < limit and not line.endswith(b"\n"):
-            if not self._held and not self._hold():
+            if self._deadline is not None:
+                self._check_head(line)
+            if not self._hold():
                 if self._deadline is None:
                     break
                 raise http.client.RemoteDisconnected("the connection ended within a head")
-            seen = bytes(self._held[: limit - len(line)])
-            line += self._take(seen.find(b"\n") + 1 or len(seen))
-            if self._deadline is not None:
-                self._check_head(line)
-        if self._deadline is None:
+            line += self._taken_line(limit - len(line))
+        if self._deadline is not None:
+            self._check_head(line)
+            self._head_bytes += len(line)
+        else:
             self._between_bytes += len(line)
             if self._between_bytes > MOST_HEAD_BYTES:
                 raise http.client.LineTooLong("trailer")
-        return bytes(line)
+        return line
 
-    def _check_head(self, line: bytearray) -> None:
+    def _check_head(self, line: bytes) -> None:
         if self._head_bytes + len(line) > MOST_HEAD_BYTES:
             raise http.client.LineTooLong("head")
-        if line.endswith(b"\n"):
-            self._head_bytes += len(line)
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise TimeoutError("the head of a reply takes too long")
 
@@ -74,15 +76,15 @@ class _Reader:
         """So many bytes, fewer at the end of the connection; all up to there if not told."""
         found = bytearray()
         while count < 0 or len(found) < count:
-            if not self._held and not self._hold():
+            if self._at == len(self._held) and not self._hold():
                 break
-            found += self._take(len(self._held) if count < 0 else count - len(found))
+            found += self._taken(len(self._held) if count < 0 else count - len(found))
         return bytes(found)
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer; it stays short at the end of the connection."""
         self._between_bytes = 0
-        held = self._take(len(buffer))
+        held = self._taken(len(buffer))
         done = len(held)
         while done < len(buffer):
             got = self._receive(buffer[done:], socket.MSG_WAITALL)
@@ -101,14 +103,21 @@ class _Reader:
         """Let the socket go."""
         self._keeper.close()
 
-    def _take(self, count: int) -> memoryview:
-        taken, self._held = self._held[:count], self._held[count:]
+    def _taken(self, count: int) -> bytes:
+        """What is here already, so many bytes of it at the most."""
+        taken = self._held[self._at : self._at + count]
+        self._at += len(taken)
         return taken
+
+    def _taken_line(self, limit: int) -> bytes:
+        """The same up to the end of a line."""
+        end = self._held.find(b"\n", self._at) + 1
+        return self._taken(min(limit, (end or len(self._held)) - self._at))
 
     def _hold(self) -> int:
         piece = memoryview(bytearray(_HEAD_PIECE_BYTES))
         got = self._receive(piece)
-        self._held = piece[:got]
+        self._held, self._at = bytes(piece[:got]), 0
         return got
 
     def _receive(self, buffer: memoryview, flags: int = 0) -> int:

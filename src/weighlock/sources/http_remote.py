@@ -200,7 +200,7 @@ class Remote:
                 self._resolve_again(connection)
             raise_for_status(reply, connection, self.label)
         try:
-            check_range(reply, resource, span)
+            check_range(reply, resource, span, self.label)
         except BaseException:
             connection.close()  # before its body comes
             raise
