@@ -63,6 +63,20 @@ def test_push_of_a_checkpoint(serving, weighlock_command, tmp_path):
         assert catalog["w"].load().tolist() == list(range(1000))
 
 
+def test_shards_with_a_tensor_that_is_not_read(serving, weighlock_command, tmp_path):
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    torch.save({"a": torch.ones(2), "meta": torch.ones(3, device="meta")}, folder / "m-1.bin")
+    index = {"weight_map": {"a": "m-1.bin", "meta": "m-1.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    result = weighlock_command("push", folder, serving.url_for("site-1"))
+    assert "landed as site-1" in succeeded(result)
+    assert "meta is left out" in result.stderr
+    with weighlock.open(tmp_path / "in" / "site-1.safetensors") as catalog:
+        assert list(catalog) == ["a"]
+
+
 def test_push_says_in_one_line_what_is_wrong(serving, model, weighlock_command, tmp_path):
     url = serving.url_for("site-1")
     plain = serving.url

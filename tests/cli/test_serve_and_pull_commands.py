@@ -90,6 +90,18 @@ def plain(model):
 # serve
 
 
+def test_serve_leaves_out_what_it_says_it_does(serve, tmp_path):
+    torch = pytest.importorskip("torch")
+    folder = tmp_path / "sharded"
+    folder.mkdir()
+    torch.save({"a": torch.ones(2), "meta": torch.ones(3, device="meta")}, folder / "m-1.bin")
+    index = {"weight_map": {"a": "m-1.bin", "meta": "m-1.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    _, (line,) = serve(folder, "--json", lines=1)
+    with weighlock.open(json.loads(line)["shares"][0]["url"]) as catalog:
+        assert list(catalog) == ["a"]
+
+
 def test_serve_prints_paths_sizes_and_urls_and_ctrl_c_ends_it(serve, model, tmp_path):
     second = save(tmp_path / "second.safetensors", layers())
     process, lines = serve(model, second, lines=6)

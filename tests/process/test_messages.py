@@ -162,6 +162,20 @@ class TestReceivers:
         weighlock.done(message)
         assert packed.share.wait(timeout_s=20).reason == "settled"
 
+    def test_also_for_refs_in_objects_of_registered_types(self, server):
+        @dataclasses.dataclass
+        class Update:
+            weights: object
+
+        registry = weighlock.Registry()
+        registry.register_dataclass(Update, name="update")
+        packed = server.pack({"u": [Update(WEIGHTS)]}, receivers="site-1", registry=registry)
+        message = weighlock.unpack(packed.body, access=HERE, registry=registry)
+        weighlock.done(message)  # does not know the type
+        assert packed.share.ended is None
+        weighlock.done(message, registry=registry)
+        assert packed.share.wait(timeout_s=20).reason == "settled"
+
     def test_a_forwarded_ticket_is_good_twice_and_not_for_another(self, server):
         packed = server.pack(MESSAGE, receivers=["site-1"], expires_s=600)
         message = weighlock.unpack(packed.body, access=HERE)

@@ -54,7 +54,7 @@ def command(
         sender = _own_name(path)
     with weighlock.open(path) as catalog:
         print_notes(catalog.notes, catalog.unreadable)
-        chosen = catalog.select(*patterns) if patterns else catalog
+        chosen = catalog.select(*patterns) if patterns else catalog.readable()
         if patterns and not chosen:
             raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
         with transfer_bar(f"{path} → {shown(url)}") as progress:

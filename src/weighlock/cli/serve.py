@@ -143,9 +143,10 @@ def command(
         shares = {}
         for path, catalog in zip(paths, catalogs, strict=True):
             print_notes(catalog.notes, catalog.unreadable)
-            share_id = stable_id(key, path, catalog)
+            readable = catalog.readable()
+            share_id = stable_id(key, path, readable)
             shares[path] = server.share(
-                catalog,
+                readable,
                 expires_s=expires,
                 idle_s=None,
                 cacheable=cacheable,

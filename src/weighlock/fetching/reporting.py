@@ -6,7 +6,7 @@ look: after a while, and at the end.
 """
 
 import threading
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
 
 from weighlock.errors import (
@@ -21,11 +21,12 @@ from weighlock.errors import (
     WeighlockError,
 )
 from weighlock.lifetimes import Lifetime
+from weighlock.messages.codecs import DEFAULT, Registry
 from weighlock.sources.access import Address
 from weighlock.sources.http import HttpSource
 from weighlock.sources.receipt import Receipt
 from weighlock.sources.ticket import TicketSource
-from weighlock.tensors.stored import StoredRef
+from weighlock.tensors.ref import TensorRef
 
 __all__ = ["UNCONFIRMED", "Reporting", "done"]
 
@@ -146,15 +147,19 @@ def _may_come_back(error: Exception) -> bool:
     return isinstance(error, (PeerLost, TransferTimeout))
 
 
-def done(obj: object) -> None:
+def done(obj: object, *, registry: Registry | None = None) -> None:
     """Tell the owners of refs that were used lazily that this receiver has what it needs.
 
-    Walks dicts, lists, tuples and catalogs. Refs of nobody in particular say nothing.
+    Refs of nobody in particular say nothing.
+
+    Args:
+        obj: dicts, lists, tuples, sets, catalogs and registered types are looked into.
+        registry: the types to look into; the default one if not given.
 
     Raises:
         TransferError: an owner that waits for this receiver could not be told.
     """
-    for source in set(_sources(obj)):
+    for source in set(_sources(obj, DEFAULT if registry is None else registry)):
         if source.ticket is None or Address.of(source.ticket).holder is None:
             continue
         is_lazy = isinstance(source, TicketSource)
@@ -165,13 +170,18 @@ def done(obj: object) -> None:
             remote.close()
 
 
-def _sources(obj: object) -> "Iterable[HttpSource | TicketSource]":
-    pending, seen = [obj], set[int]()
+def _sources(obj: object, registry: Registry) -> "Iterator[HttpSource | TicketSource]":
+    pending = [obj]
+    seen: dict[int, object] = {}  # held, so that no other object gets its id
     while pending:
         found = pending.pop()
-        if isinstance(found, StoredRef):
-            if isinstance(found.source, (HttpSource, TicketSource)):
-                yield found.source
-        elif isinstance(found, (Mapping, list, tuple, set, frozenset)) and id(found) not in seen:
-            seen.add(id(found))
-            pending.extend(found.values() if isinstance(found, Mapping) else found)
+        if isinstance(found, TensorRef):
+            yield from (s for s in found.sources() if isinstance(s, (HttpSource, TicketSource)))
+        elif id(found) not in seen:
+            seen[id(found)] = found
+            if isinstance(found, Mapping):
+                pending.extend(found.values())
+            elif isinstance(found, (list, tuple, set, frozenset)):
+                pending.extend(found)
+            elif (codec := registry.of_type(type(found))) is not None:
+                pending.append(codec.encode(found))
