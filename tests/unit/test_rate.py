@@ -2,6 +2,7 @@
 
 import pytest
 
+from weighlock.errors import LocalProtocolError
 from weighlock.transfer.rate import Rate
 
 
@@ -20,7 +21,7 @@ def clock():
 
 @pytest.mark.parametrize("rate", [0, -1, -0.5])
 def test_a_rate_that_moves_nothing_is_refused(rate, clock):
-    with pytest.raises(ValueError, match="moves nothing"):
+    with pytest.raises(LocalProtocolError, match="moves nothing"):
         Rate(rate, clock)
 
 

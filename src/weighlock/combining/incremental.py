@@ -31,6 +31,7 @@ from weighlock.combining.rounding import is_averaged, unit_dtype
 from weighlock.combining.rows import is_near
 from weighlock.combining.sums import WeightedSum
 from weighlock.disk.exclusion import exclusively
+from weighlock.disk.place import make_directories
 from weighlock.disk.removal import remove
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
@@ -67,6 +68,14 @@ class Mean(Lifetime):
     Memory does not grow with the model or with what is added. The accumulator takes the disk space
     of the model in its precision, and as much again while something is added. Several processes may
     add in one directory, one after the other.
+
+    A `with` block removes the accumulator if the mean of all that is in it was made, and keeps it
+    otherwise, for whoever goes on.
+
+    Raises:
+        DiskError: the directory cannot be made.
+        FormatError: what lies in it is no accumulator.
+        CombineError, TypeError: an option is none, or has no such value.
     """
 
     def __init__(
@@ -86,9 +95,11 @@ class Mean(Lifetime):
         self._options = options
         self._lock = threading.Lock()
         self._closed = False
+        self._is_finished = False
+        """The mean of all that was added has been made."""
         place = directory.path if isinstance(directory, Spool) else directory
         self._directory = os.path.abspath(os.fspath(place))
-        os.makedirs(self._directory, exist_ok=True)
+        make_directories(self._directory)
         self._path = os.path.join(self._directory, _FILE_NAME)
         self._ledger = Ledger()
         if os.path.lexists(self._path):
@@ -96,7 +107,7 @@ class Mean(Lifetime):
                 self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
 
     def _leave(self, error: BaseException | None) -> None:
-        if error is None:
+        if error is None and self._is_finished:
             self.close()
 
     def __len__(self) -> int:
@@ -134,6 +145,7 @@ class Mean(Lifetime):
                 before = self._read(closing)
                 if name is None:
                     label = f"contribution {len(self) + 1}"
+                self._is_finished = False
                 self._count(label, landed, float(weight), before)
 
     def finish(self, out: Out = None, **options: Unpack[Options]) -> Catalog:
@@ -141,7 +153,7 @@ class Mean(Lifetime):
 
         Args:
             out: the file to write, or a spool; the result is in memory if not given.
-            **options: as given to the constructor, where they shall be others.
+            **options: instead of those given to the constructor.
 
         Raises:
             CombineError: nothing was added.
@@ -169,6 +181,7 @@ class Mean(Lifetime):
             given: Given = [(_ACCUMULATOR, before, 1.0)]
             asked["report"] = reports.append
             result = Combination.asked(out, asked).of(given, part_of)
+            self._is_finished = True
         report = replace(reports[0], weights=ledger.shares(), skipped=ledger.lacking)
         if tell is not None:
             tell(report)

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from weighlock.disk.effects import Disk
 from weighlock.errors import DiskError, NoSpace, NotDurable, WeighlockError
 
-__all__ = ["Place", "sync_directory"]
+__all__ = ["Place", "make_directories", "sync_directory"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -100,6 +100,20 @@ class Place:
         if directory >= 0:
             with contextlib.suppress(OSError):  # nothing was written through it
                 self.disk.close(directory)
+
+
+def make_directories(path: "str | os.PathLike[str]") -> None:
+    """Make a directory and those above it, as far as they are not there.
+
+    Raises:
+        DiskError: it cannot be made, or something else is there.
+    """
+    try:
+        os.makedirs(path, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a NUL in the path
+        number = error.errno if isinstance(error, OSError) else None
+        why = error.strerror if isinstance(error, OSError) else error
+        raise DiskError(f"{os.fspath(path)}: cannot be made: {why}", errno=number) from error
 
 
 def sync_directory(disk: Disk, directory: int) -> None:

@@ -75,7 +75,7 @@ def fetch(
         receiver could not be told that it has landed.
 
     Raises:
-        TransferError: it could not be had; see `reason` and `retryable`.
+        TransferError: it could not be had; see `retryable`; a `ShareGone` has a `reason`.
         FormatError: it is not weights, or does not fit `out`.
         SourceChanged: its owner changed it meanwhile.
         DiskError: `into` cannot be written. `NoSpace` is raised before the first byte.

@@ -116,7 +116,7 @@ def push(
     Raises:
         Refused: the inbox does not take it: another sender's ticket, tensors that are not expected,
             a quota, a full disk. Nothing was sent.
-        TransferError: it could not be brought there; see `reason` and `retryable`.
+        TransferError: it could not be brought there; see `retryable`; a `ShareGone` has a `reason`.
         SourceChanged: a tensor was changed while it was sent.
         LayoutError, UnsupportedDType: the tensors cannot lie in a safetensors file.
     """

@@ -13,6 +13,7 @@ from typing import Any, Literal
 from blake3 import blake3
 
 from weighlock.abort import Abort
+from weighlock.disk.place import make_directories
 from weighlock.disk.spool import Spool
 from weighlock.errors import MessageInvalid
 from weighlock.fetching.bases import Base, opened_base
@@ -126,7 +127,7 @@ def _place(into: "str | os.PathLike[str] | Spool", source: object) -> "str | Spo
     if isinstance(into, Spool):
         return into
     ticket: str = source.ticket  # type: ignore[attr-defined]
-    os.makedirs(into, exist_ok=True)
+    make_directories(into)
     name = blake3(ticket.partition("#")[0].encode()).hexdigest(16)
     return os.path.join(into, f"share-{name}.safetensors")
 

@@ -10,7 +10,7 @@ from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from weighlock.disk.effects import PosixDisk
-from weighlock.disk.place import Place
+from weighlock.disk.place import Place, make_directories
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError
 from weighlock.fetching.filling import check_memory, into_arrays
@@ -111,7 +111,7 @@ def _fetch_files(
     if isinstance(into, Spool):
         into.reserve(total)
         return open_landed_shards(index, _to_spool(urls, total, into, base, tell, how), how.limits)
-    os.makedirs(into, exist_ok=True)
+    make_directories(into)
     _reserve(into, total)
     path = os.path.join(into, os.path.basename(address.target.partition("?")[0]) or INDEX_NAME)
     before = 0

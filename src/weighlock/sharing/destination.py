@@ -9,9 +9,10 @@ from contextlib import closing
 from typing import Protocol, TypeVar
 
 from weighlock.disk.lease import Lease, SpoolFile
+from weighlock.disk.place import make_directories
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import DiskError, Refused
+from weighlock.errors import Refused
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.spooled import open_landed
 from weighlock.limits import Limits
@@ -66,12 +67,7 @@ class Directory:
     """
 
     def __init__(self, path: "str | os.PathLike[str]", durable: bool, limits: Limits) -> None:
-        try:
-            os.makedirs(path, exist_ok=True)
-        except OSError as error:
-            raise DiskError(
-                f"{os.fspath(path)}: cannot be made: {error.strerror}", errno=error.errno
-            ) from error
+        make_directories(path)
         self._path = os.path.abspath(path)
         self._durable = durable
         self._limits = limits

@@ -2,6 +2,8 @@
 
 from collections.abc import Callable
 
+from weighlock.errors import LocalProtocolError
+
 __all__ = ["Rate"]
 
 _BURST_S = 0.25
@@ -13,11 +15,14 @@ class Rate:
     Args:
         bytes_per_s: the bound.
         clock: seconds on a clock that only moves forward.
+
+    Raises:
+        LocalProtocolError: nothing would ever move at that rate.
     """
 
     def __init__(self, bytes_per_s: float, clock: Callable[[], float]) -> None:
         if bytes_per_s <= 0:
-            raise ValueError(f"a rate of {bytes_per_s} bytes a second moves nothing")
+            raise LocalProtocolError(f"a rate of {bytes_per_s} bytes a second moves nothing")
         self._bytes_per_s = bytes_per_s
         self._clock = clock
         self._paid_until = clock()
