@@ -30,7 +30,22 @@ TREE = [
     ("CodecRefused", "MessageError", TypeError),
     ("MessageInvalid", "MessageError", ValueError),
     ("LimitExceeded", "WeighlockError", Exception),
+    ("UnsupportedPickle", "FormatError", ValueError),
+    ("NotFound", "SourceError", FileNotFoundError),
+    ("NotAllowed", "SourceError", PermissionError),
+    ("TransferError", "WeighlockError", Exception),
+    ("ShareGone", "TransferError", Exception),
+    ("Refused", "TransferError", Exception),
+    ("Aborted", "TransferError", Exception),
+    ("ChunkCorrupt", "TransferError", Exception),
+    ("PeerLost", "TransferError", OSError),
+    ("TransferTimeout", "TransferError", TimeoutError),
+    ("ProtocolError", "WeighlockError", Exception),
+    ("LocalProtocolError", "ProtocolError", Exception),
+    ("RemoteProtocolError", "ProtocolError", Exception),
 ]
+
+RETRYABLE = {"ChunkCorrupt", "PeerLost", "TransferTimeout"}
 
 EXAMPLES = [
     errors.WeighlockError("went wrong"),
@@ -51,9 +66,23 @@ EXAMPLES = [
     errors.CodecRefused("does not travel", path="$.a"),
     errors.MessageInvalid("is no message", path="$[0]"),
     errors.LimitExceeded("too many", limit="tensors", asked=10, allowed=3),
+    errors.UnsupportedPickle("is odd", source="a.pt"),
+    errors.NotFound("is not there", errno=2),
+    errors.NotAllowed("is closed", errno=13),
+    errors.TransferError("did not come"),
+    errors.ShareGone("is over", reason="expired"),
+    errors.Refused("is not for you"),
+    errors.Aborted("enough", reason="enough"),
+    errors.ChunkCorrupt("is another", chunk=7),
+    errors.PeerLost("broke off", retry_after_s=3.5),
+    errors.TransferTimeout("says nothing", phase="idle"),
+    errors.ProtocolError("is odd"),
+    errors.LocalProtocolError("is odd"),
+    errors.RemoteProtocolError("is odd"),
 ]
 FIELDS = [
     *("source", "offset", "errno", "wanted", "got"),
+    *("reason", "chunk", "retry_after_s", "phase"),
     *("contributor", "tensor"),
     *("wanted_bytes", "free_bytes", "limit", "asked", "allowed", "path"),
 ]
@@ -66,7 +95,7 @@ def test_each_class_has_its_place_in_the_tree(name, parent, builtin):
     assert issubclass(found, builtin)
     if parent is not None:
         assert getattr(errors, parent) in found.__bases__
-    assert found.retryable is False
+    assert found.retryable is (name in RETRYABLE)
 
 
 def drawn():
@@ -91,7 +120,8 @@ def test_the_docstring_draws_the_tree_as_it_is():
 def test_the_tree_is_complete():
     names = [name for name, _, _ in drawn()]
     assert len(names) == len(set(names))
-    assert {name for name, _, _ in TREE} <= set(names)
+    assert {name for name, _, _ in TREE} == set(names)
+    assert {type(error).__name__ for error in EXAMPLES} == set(names)
     assert set(names) == set(errors.__all__)
     assert set(names) == {
         name
