@@ -53,6 +53,19 @@ def test_of_two_models_none_can_be_left_out(made, lost, tmp_path):
         made(*pair)
 
 
+@pytest.mark.parametrize("scale", [3, True, np.int64(3), np.float32(3), np.array(3.0)])
+@pytest.mark.parametrize("dtype", [BF16, np.float32])
+def test_a_step_may_be_any_number(scale, dtype):
+    ones = {"a": np.ones(3, dtype)}
+    assert weighlock.apply(ones, ones, scale)["a"].load()[0] == 1 + float(scale)
+
+
+def test_what_overflows_is_named():
+    large = {"a": np.array([0, 0, 0, 1.7e308])}
+    with pytest.raises(CombineError, match=r"overflows \(element 3 of 4\)"):
+        weighlock.difference(large, {"a": -large["a"]})
+
+
 # Integers of 64 bits are not floats.
 
 

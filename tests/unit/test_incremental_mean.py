@@ -63,6 +63,30 @@ def test_what_was_not_made_into_a_mean_yet_is_kept(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_names_mean_nothing(tmp_path):
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        for value, name in ((3, "what was added before"), (5, "x"), (10, "contribution 1")):
+            mean.add({"w": np.full(4, value, F32)}, name=name)
+        assert mean.finish()["w"].load().tolist() == [6] * 4
+
+
+def test_others_may_add_while_a_mean_is_made(tmp_path):
+    mean, other = weighlock.Mean(tmp_path, durable=False), weighlock.Mean(tmp_path, durable=False)
+    array = np.ones(3_000_000, F32)
+    mean.add({"w": array})
+    adding = threading.Thread(target=other.add, args=({"w": 3 * array},))
+
+    def begin(done, total):
+        if adding.ident is None:
+            adding.start()
+
+    found = mean.finish(progress=begin, threads=1)
+    adding.join()
+    assert found["w"].load()[-1] == 1
+    assert mean.finish()["w"].load()[-1] == 2
+    mean.close()
+
+
 def test_a_directory_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_bytes(b"")
     for path in (tmp_path / "file", tmp_path / "file" / "below"):

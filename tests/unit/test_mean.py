@@ -1,6 +1,7 @@
 """Means, medians, differences and steps of whole models, against float64; and what is refused."""
 
 import os
+import warnings
 
 import ml_dtypes
 import numpy as np
@@ -8,7 +9,15 @@ import pytest
 
 import weighlock
 from unit.combining_samples import BF16, DIGITS, mixed_models, ulps_off, weighted
-from weighlock.errors import Aborted, CombineError, DiskError, LimitExceeded, SourceError
+from weighlock.errors import (
+    Aborted,
+    CombineError,
+    DiskError,
+    FormatError,
+    LimitExceeded,
+    SourceError,
+    SpoolClosed,
+)
 
 WEIGHTS = (3, 1, 0.5, 2, 1)
 MODELS = mixed_models(5)
@@ -409,6 +418,51 @@ def test_a_file_that_changes_while_it_is_read_is_told_as_changed(
         weighlock.mean(paths[:3], [1, 2, 4], tmp_path / "out", threads=threads, progress=spoil)
     assert not (tmp_path / "out").exists()
     assert max(times) < 3 * 2 * array.nbytes
+
+
+def test_a_shard_that_is_gone_or_broken_is_somebodys(tmp_path, no_leaks):
+    """Shards are opened when their tensors are looked for, which is after their index was."""
+    whole = {f"t{n}": np.full(100, n, np.float32) for n in range(4)}
+    weighlock.save(tmp_path / "C", whole, max_shard_bytes=900, durable=False)
+    first, second = sorted((tmp_path / "C").glob("*.safetensors"))
+    models = {"A": whole, "B": {name: 2 * array for name, array in whole.items()}}
+    with weighlock.open(tmp_path / "C") as sharded:
+        os.unlink(second)
+        with pytest.raises(SourceError, match=r"^C: tensor 't\d': .*cannot be opened"):
+            weighlock.mean({**models, "C": sharded}, out=tmp_path / "out")
+        assert not (tmp_path / "out").exists()
+        found = weighlock.mean({**models, "C": sharded}, on_lost="exclude")
+        assert found["t2"].load()[0] == 3
+    second.write_bytes(first.read_bytes()[:50])
+    with pytest.raises(FormatError, match=r"^C: "):
+        weighlock.mean({**models, "C": tmp_path / "C"}, on_lost="exclude")
+
+
+def test_a_spool_that_is_closed_meanwhile(tmp_path, no_leaks):
+    arrays = {name: np.ones(700_000, np.float32) for name in "ab"}
+    for options, outcome in (({}, None), ({"on_lost": "exclude"}, 3)):
+        spool = weighlock.Spool(tmp_path / "spools")
+        with weighlock.save(spool, arrays) as spooled:
+            models = {"spooled": spooled, "other": {k: 3 * v for k, v in arrays.items()}}
+            options["progress"] = lambda done, total, spool=spool: spool.close()
+            if outcome is None:
+                with pytest.raises(SpoolClosed, match=r"^spooled: tensor 'b': "):
+                    weighlock.mean(models, threads=1, **options)
+            else:
+                found = weighlock.mean(models, threads=1, **options)
+                assert found["a"].load()[0] == outcome
+
+
+def test_what_numpy_would_say_of_numbers_is_told_by_errors_only(tmp_path):
+    tiny = {"a": np.full(100, 1e-38, np.float32).astype(BF16)}
+    with warnings.catch_warnings(), np.errstate(all="raise"):
+        warnings.simplefilter("error")
+        for threads in (1, 2):
+            weighlock.mean([tiny, tiny, tiny], threads=threads)
+        for bits in (0x7F80, 0x7F81, 0x7FC0):
+            odd = {"a": np.full(100, bits, np.uint16).view(BF16)}
+            with pytest.raises(CombineError, match=r"holds (NaN|Inf)"):
+                weighlock.apply(tiny, odd, 0.0)
 
 
 def test_files_that_are_not_there(paths, tmp_path):

@@ -13,6 +13,7 @@ from weighlock.abort import Abort
 from weighlock.combining.contributors import (
     Combinable,
     Contributor,
+    Lost,
     Missing,
     Opening,
     Shared,
@@ -21,7 +22,7 @@ from weighlock.combining.contributors import (
     in_file_order,
     is_loss,
 )
-from weighlock.combining.engine import Lost, Setting, combine_blocks
+from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
 from weighlock.combining.outcome import Out, Report, target_for
 from weighlock.combining.plan import Part

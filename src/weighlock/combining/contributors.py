@@ -15,6 +15,7 @@ from weighlock.errors import (
     CombineError,
     ProtocolError,
     SourceError,
+    SpoolClosed,
     TransferError,
     WeighlockError,
 )
@@ -152,8 +153,17 @@ def named(error: WeighlockError, whose: str) -> None:
 
 def is_loss(error: BaseException) -> bool:
     """Whether an error means that a contributor cannot be read, rather than that it is wrong."""
-    losses = (SourceError, TransferError, ProtocolError)
+    losses = (SourceError, SpoolClosed, TransferError, ProtocolError)
     return isinstance(error, losses) and not isinstance(error, Aborted)
+
+
+class Lost(Exception):
+    """A contributor could not be read; `error` says why, and names it."""
+
+    def __init__(self, owner: int, error: WeighlockError) -> None:
+        super().__init__(str(error))
+        self.owner = owner
+        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +193,8 @@ def aligned(
 
     Raises:
         CombineError: one has another shape or dtype, or lacks a tensor and none may.
+        FormatError: a file of a contributor that is opened now is broken.
+        Lost: or it cannot be read.
     """
     names = list(dict.fromkeys(name for c in contributors for name in c.catalog))
     return [_shared(name, contributors, missing, same_dtype) for name in names]
@@ -202,7 +214,7 @@ def _shared(
             contributor=label,
             tensor=name,
         )
-    refs = tuple(contributors[owner].catalog[name] for owner in owners)
+    refs = tuple(_ref(name, contributors[owner], owner) for owner in owners)
     for owner, ref in zip(owners, refs, strict=True):
         if ref.shape != refs[0].shape or (same_dtype and ref.dtype != refs[0].dtype):
             label = contributors[owner].label
@@ -213,6 +225,17 @@ def _shared(
                 tensor=name,
             )
     return Shared(name, refs, owners, lacking)
+
+
+def _ref(name: str, contributor: Contributor, owner: int) -> TensorRef:
+    """A contributor's tensor, for which a shard may have to be opened."""
+    try:
+        return contributor.catalog[name]
+    except WeighlockError as error:
+        named(error, f"{contributor.label}: tensor {name!r}")
+        if is_loss(error):
+            raise Lost(owner, error) from error.__cause__
+        raise
 
 
 def agreed_metadata(catalogs: Iterable[Catalog]) -> dict[str, str]:

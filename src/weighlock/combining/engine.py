@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from weighlock.abort import Abort
-from weighlock.combining.contributors import named
+from weighlock.combining.contributors import Lost, named
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
 from weighlock.combining.plan import Block, Part, kept_blocks, plan_blocks, row_bytes
 from weighlock.combining.rounding import numbers_per_unit, unit_bytes
@@ -28,6 +28,7 @@ from weighlock.errors import (
     FormatError,
     ProtocolError,
     SourceError,
+    SpoolClosed,
     TransferError,
     WeighlockError,
 )
@@ -36,7 +37,7 @@ from weighlock.tensors.arrays import byte_view
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 
-__all__ = ["Lost", "Setting", "Sink", "combine_blocks"]
+__all__ = ["Setting", "Sink", "combine_blocks"]
 
 _AHEAD = 2
 """Blocks that are read while others are worked on, where rows come from servers."""
@@ -44,7 +45,7 @@ _AHEAD = 2
 _READERS = 12
 """Requests under way at once, at the most."""
 
-_UNREADABLE = FormatError, SourceError, TransferError, ProtocolError
+_UNREADABLE = FormatError, SourceError, SpoolClosed, TransferError, ProtocolError
 
 _MOST_THREADS = 4
 
@@ -54,15 +55,6 @@ class Sink(Protocol):
 
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
         """Take bytes of a tensor, in any order and from any thread."""
-
-
-class Lost(Exception):
-    """A contributor could not be read; `error` says why, and names it."""
-
-    def __init__(self, owner: int, error: WeighlockError) -> None:
-        super().__init__(str(error))
-        self.owner = owner
-        self.error = error
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,7 +238,8 @@ class _Run:
         width = unit_bytes(part.spec.dtype)
         out = desk.array("out", (block.units * width + SPARE_BYTES,), np.uint8)
         try:
-            part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
+            with np.errstate(all="ignore"):  # what is not finite is looked for, and told, by us
+                part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
         except Fault as fault:
             self._check(taken.rows)  # of a file that changed, this is said rather than what it held
             raise self._refused(part, block, fault) from fault

@@ -159,7 +159,7 @@ class Mean(Lifetime):
             CombineError: nothing was added.
             DiskError: the result could not be written.
         """
-        with self._lock, ExitStack() as closing:
+        with self._lock, exclusively(self._directory), ExitStack() as closing:
             self._check_open()
             before = self._read(closing)
             if before is None:
@@ -245,7 +245,9 @@ class Mean(Lifetime):
         after = ledger.counting(label, weight, dtypes, agreed_metadata([landed]))
 
         def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
-            return self._part(shared, contributors, ledger, after)
+            # Who is added comes last; before it, if anybody was added before, the mean so far.
+            weights = [ledger.weight_of(shared.name), weight][-len(contributors) :]
+            return self._part(shared, [weights[owner] for owner in shared.owners], after)
 
         options: Options = {**self._options, "metadata": {LEDGER_KEY: after.text()}}
         options["on_lost"] = "error"  # without it there would be nothing to count
@@ -262,17 +264,11 @@ class Mean(Lifetime):
                     f"{label}: tensor {name!r} is {dtype}, {others}", contributor=label, tensor=name
                 )
 
-    def _part(
-        self, shared: Shared, contributors: Sequence[Contributor], before: Ledger, after: Ledger
-    ) -> Part:
+    def _part(self, shared: Shared, weights: Sequence[float], after: Ledger) -> Part:
         dtype = after.dtypes[shared.name]
         kept = self._kept_dtype(dtype)
         total = after.weight_of(shared.name)
-        shares = tuple(
-            (before.weight_of(shared.name) if label == _ACCUMULATOR else after.weights[label])
-            / total
-            for label in (contributors[owner].label for owner in shared.owners)
-        )
+        shares = tuple(weight / total for weight in weights)
         dtypes = tuple(ref.dtype for ref in shared.refs)
         how: Combine = Agreed(dtype, shares, self._integers)
         if kept is not dtype or is_averaged(dtype):

@@ -92,6 +92,7 @@ def apply(
         CombineError: shapes, names or numbers are refused; and as `mean` raises.
     """
     _check_both_are_needed(options)
+    scale = float(scale)  # of numpy's, too
     if not math.isfinite(scale):
         raise CombineError(f"scale={scale}: a step has a finite length")
 

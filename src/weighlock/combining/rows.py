@@ -74,7 +74,8 @@ class Rows:
         self._places: list[memoryview | tuple[Readable, int] | None] = [
             _place(ref) for ref in part.refs
         ]
-        self._files: dict[int, tuple[int, contextlib.ExitStack]] = {}
+        self._files: dict[int, tuple[FileSource, int]] = {}
+        self._uses = contextlib.ExitStack()
         self._directory = directory
         self._scratch: Scratch | None = None
 
@@ -82,8 +83,7 @@ class Rows:
         """Lay a row down if it cannot be read where it is."""
         place = self._places[row]
         if isinstance(place, tuple) and isinstance(place[0], FileSource) and place[0].is_held:
-            use = contextlib.ExitStack()
-            self._files[row] = use.enter_context(place[0].descriptor()), use
+            self._files[row] = place[0], self._uses.enter_context(place[0].descriptor())
         if place is not None:
             return
         ref = self.part.refs[row]
@@ -107,20 +107,19 @@ class Rows:
         elif len(buffer):
             source, offset = place
             file = self._files.get(row)
-            if file is None or not _is_filled(file[0], offset + start, buffer):
+            if file is None or not _is_filled(file[1], offset + start, buffer):
                 source.read_into(offset + start, buffer)
 
     def check(self, row: int) -> None:
-        """Raise if the row comes from a file that changed since it was opened. Reads no more."""
-        file = self._files.pop(row, None)
+        """Raise if the row comes from a file that changed since it was opened."""
+        file = self._files.get(row)
         if file is not None:
-            file[1].close()
+            source, fd = file
+            source.check(fd)
 
     def close(self) -> None:
         """Let go of what was laid down, and of files."""
-        for _, use in self._files.values():
-            use.__exit__(_Left, _Left(), None)
-        self._files.clear()
+        self._uses.__exit__(_Left, _Left(), None)
         with contextlib.suppress(OSError):
             if self._scratch is not None:
                 self._scratch.close()

@@ -65,7 +65,7 @@ class WeightedSum:
             desk.align_casts(kind)
             add_rows(weights, values, sums)
             if self.finite and not np.isfinite(sums).all():
-                raise _not_finite(values, begin, per)
+                raise _not_finite(values, sums, begin, per)
             target = out[begin * width : (begin + count) * width]
             if is_averaged(self.dtype):
                 narrow(sums, self.dtype, target)
@@ -127,11 +127,11 @@ def widened(
     return values
 
 
-def _not_finite(values: Array, first: int, per: int) -> Fault:
+def _not_finite(values: Array, sums: Array, first: int, per: int) -> Fault:
     """Which row is to blame; none of them if it is the sum that is too large."""
     for row, found in enumerate(values):
         wrong = np.flatnonzero(~np.isfinite(found))
         if wrong.size:
             what = "NaN" if np.isnan(found[wrong[0]]) else "Inf"
             return Fault(f"holds {what}", row=row, unit=first + int(wrong[0]) // per)
-    return Fault("overflows", unit=first)
+    return Fault("overflows", unit=first + int(np.flatnonzero(~np.isfinite(sums))[0]) // per)

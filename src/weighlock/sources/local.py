@@ -170,6 +170,14 @@ class FileSource:
         """
         return _Descriptor(self)
 
+    def check(self, fd: int) -> None:
+        """Look whether this descriptor of a held file is still of the one that was opened.
+
+        Raises:
+            SourceChanged: it is not.
+        """
+        self._check(fd, held=True)
+
     def _check(self, fd: int, *, held: bool) -> None:
         now = os.fstat(fd)
         if self.fingerprint.is_of(now):
