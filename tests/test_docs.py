@@ -54,3 +54,16 @@ def run_console(block, where):
 def test_links_between_pages_lead_somewhere(page):
     for target in re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", page.read_text()):
         assert (page.parent / target).exists(), target
+
+
+def test_every_promise_says_which_tests_show_it():
+    text = (ROOT / "docs" / "guarantees.md").read_text()
+    promised, shown = text.split("## Where it is shown")
+    rows = dict(re.findall(r"^\| (\w+) \| (.*) \|$", shown, re.MULTILINE))
+    assert set(re.findall(r"^- (I\d+) ", promised, re.MULTILINE)) == {
+        r for r in rows if r[0] == "I"
+    }
+    files = re.findall(r"`([^`]+\.py)`", shown)
+    assert files
+    for name in files:
+        assert (ROOT / "tests" / name).exists(), name

@@ -1,6 +1,6 @@
 """C11 to C13 and C16: receivers that are slow, many, rude or broken, and a server that lives on.
 
-I26: they waste what they are allowed, and nobody else's time. The server is a process of its own,
+I17: they waste what they are allowed, and nobody else's time. The server is a process of its own,
 so that its memory, threads, descriptors and processor time can be looked at.
 """
 
