@@ -47,7 +47,8 @@ def exactly(sock, count):
 
 def peak_mb():
     """The most memory this process has had."""
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    unit = 1 if sys.platform == "darwin" else 1024  # of bytes or of KiB
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
 
 
 def serve(sock, megabytes):
@@ -103,7 +104,7 @@ def main():
         end.close()
     for process in processes:
         process.join()
-    return max(process.exitcode for process in processes)
+    return int(any(process.exitcode for process in processes))
 
 
 if __name__ == "__main__":

@@ -43,7 +43,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 @click.option(
     "--accumulate",
     type=click.Choice(["f32", "f64"]),
-    help="Sum in float32 and leave it at that, or as if in float64, which is what happens anyway.",
+    help="Precision of the sums: f32, or f64, the default: float64 sums, rounded once.",
 )
 @click.option(
     "--integers",
