@@ -104,10 +104,11 @@ def bars_of(workload, samples):
 
 
 def dated(text, command, repeats):
-    """A table that says when and how it was measured: tables of several days share one report."""
+    """A table that says when, where and how it was measured: those of several days share a report."""
     title, rest = text.split("\n", 1)
     times = f"{repeats} repeats" if repeats > 1 else "1 repeat"
-    return f"{title}\n\n{datetime.date.today()}, `{command}`, {times}.\n{rest}"
+    machine = f"{os.cpu_count()} cores ({_cpu()})"
+    return f"{title}\n\n{datetime.date.today()}, {machine}, `{command}`, {times}.\n{rest}"
 
 
 def document(tables, model, where, before=""):
