@@ -104,7 +104,7 @@ def bars_of(workload, samples):
 
 
 def dated(text, command, repeats):
-    """A table that says when, where and how it was measured: a report holds those of several days."""
+    """A table that says when, where and how it was made: a report holds those of several days."""
     title, rest = text.split("\n", 1)
     times = f"{repeats} repeats" if repeats > 1 else "1 repeat"
     machine = f"{os.cpu_count()} cores ({_cpu()})"

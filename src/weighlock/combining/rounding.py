@@ -4,6 +4,8 @@ A *unit* is what arithmetic is done on: an element; one of the two parts of a co
 of packed F4 or F6.
 """
 
+import functools
+
 import numpy as np
 
 from weighlock.tensors.arrays import Array, pack_f4, unpack_f4
@@ -84,8 +86,16 @@ def widen(raw: Array, dtype: DType, out: Array) -> None:
         codes = np.empty(2 * raw.size, np.uint8)
         unpack_f4(raw, codes)
         np.copyto(out, codes.view(kind.numpy), casting="unsafe")
+    elif kind.is_float and kind.bits == 8:
+        np.take(_all_of(kind, out.dtype), raw, out=out, mode="clip")  # which needs no copy
     else:
         np.copyto(out, as_numbers(raw, dtype), casting="unsafe")
+
+
+@functools.cache
+def _all_of(dtype: DType, kind: "np.dtype[np.floating]") -> Array:
+    """The 256 numbers of a dtype of eight bits. Looked up, they take a fourth of a cast's time."""
+    return np.arange(256, dtype=np.uint8).view(dtype.numpy).astype(kind)
 
 
 def narrow(values: Array, dtype: DType, out: Array) -> None:

@@ -100,8 +100,10 @@ class WeightedSum:
 
     @property
     def _is_plain(self) -> bool:
-        """Whether numpy can sum the rows as they are."""
-        return len(set(self.dtypes)) == 1 and self.dtypes[0] not in (DType.F4, DType.BOOL)
+        """Whether numpy sums the rows as they are: those of eight bits are sooner looked up."""
+        first = self.dtypes[0]
+        is_short = first.is_float and first.bits <= 8
+        return len(set(self.dtypes)) == 1 and not is_short and first is not DType.BOOL
 
     def _values(self, rows: Array, first: int, count: int, kind: type, desk: Desk) -> Array:
         if not self._is_plain:
