@@ -2,6 +2,7 @@
 
 import json
 import os
+import pickle
 import re
 import signal
 import subprocess
@@ -160,6 +161,18 @@ def test_url_is_another_after_the_file_changed(serve, model):
     with pytest.raises(weighlock.WeighlockError):
         weighlock.fetch(old)
     stop(process)
+
+
+def test_url_of_a_plain_pickle_is_another_after_it_changed(serve, tmp_path):
+    path, ids = tmp_path / "model.pkl", []
+    for fill in (1, 1, 2):
+        if len(ids) != 1:
+            path.write_bytes(pickle.dumps({"w": np.full((4, 4), fill, np.float32)}))
+            os.utime(path, (fill, fill))
+        process, lines = serve(path)
+        ids.append(id_in(lines))
+        stop(process)
+    assert ids[0] == ids[1] != ids[2]
 
 
 def test_url_of_a_copy_elsewhere_is_another(serve, model, tmp_path):

@@ -19,6 +19,7 @@ from weighlock.cli.shared import SIZE, json_option, print_json_line, print_notes
 from weighlock.cli.text import escaped, size
 from weighlock.sharing.identity import (
     default_secret_path,
+    files_at,
     page_token,
     secret,
     stable_id,
@@ -115,6 +116,7 @@ def command(
     key = secret(secret_path or default_secret_path())
     token = page_token(key) if token_path is None else token_in(token_path)
     with ExitStack() as opened:
+        files = [files_at(path) for path in paths]
         catalogs = [opened.enter_context(weighlock.open(path)) for path in paths]
         server = opened.enter_context(
             weighlock.Server(
@@ -141,10 +143,10 @@ def command(
                 inbox_id=stable_inbox_id(key, inbox_path),
             )
         shares = {}
-        for path, catalog in zip(paths, catalogs, strict=True):
+        for path, catalog, before in zip(paths, catalogs, files, strict=True):
             print_notes(catalog.notes, catalog.unreadable)
             readable = catalog.readable()
-            share_id = stable_id(key, path, readable)
+            share_id = stable_id(key, path, readable, before)
             shares[path] = server.share(
                 readable,
                 expires_s=expires,

@@ -1,25 +1,37 @@
 """Ids that outlive the server: the same file, unchanged, has the same URL after a restart.
 
-An id is the keyed hash of path and fingerprint; the key is 32 random bytes in a file that only its
-owner can read. Who has neither key nor URL cannot guess it.
+An id is the keyed hash of a path and of the fingerprints of its files; the key is 32 random bytes
+in a file that only its owner can read. Who has neither key nor URL cannot guess it. Where nothing
+would tell that the content has changed, the id is random.
 """
 
 import fcntl
 import os
 import secrets
+import stat
 from collections.abc import Iterator
+from typing import TypeAlias
 
 from blake3 import blake3
 
 from weighlock.errors import DiskError, SourceError
+from weighlock.sources.access import Address
+from weighlock.sources.grid import BLOCK_BYTES
+from weighlock.sources.http import HttpSource
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.joined import Joined
-from weighlock.sources.local import FileSource
+from weighlock.sources.local import BytesSource, FileSource, Fingerprint
 from weighlock.sources.window import Window
 from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.ref import TensorRef
+from weighlock.transfer.digests import Digests
+from weighlock.transfer.layout import VirtualFile
 
 __all__ = [
+    "Files",
     "default_secret_path",
+    "etag_of",
+    "files_at",
     "page_token",
     "secret",
     "stable_id",
@@ -29,6 +41,17 @@ __all__ = [
 ]
 
 _SECRET_BYTES = 32
+
+_TAG = "latest"
+"""Names the folder beside it that holds the model."""
+
+_DECIDING = (
+    *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".distcp"),
+    *(".index.json", ".metadata", _TAG),
+)
+"""How files of a directory end that decide what its tensors are: not its texts, nor its logs."""
+
+Files: TypeAlias = tuple[tuple[str, Fingerprint], ...]
 
 
 def default_secret_path() -> str:
@@ -109,15 +132,114 @@ def token_in(path: str) -> str:
     return text.strip()
 
 
-def stable_id(key: bytes, path: str, catalog: Catalog) -> str:
-    """The id of a share of these files as they are now."""
-    found = (file for ref in catalog.values() for s in ref.sources() for file in _innermost(s))
-    sources = {file.path: file for file in found if isinstance(file, FileSource)}
-    hasher = blake3(key=key)
-    hasher.update(os.fsencode(os.path.abspath(path)))
-    for name in sorted(sources):
-        hasher.update(b"\0" + os.fsencode(name) + repr(sources[name].fingerprint).encode())
-    return hasher.hexdigest(16)
+def files_at(path: str) -> Files:
+    """The files at a path as they are now; to be asked before the path is opened.
+
+    Also those from which no tensor is read, but where all the others lie: an index, a pickle.
+    """
+    return tuple(sorted(_files_at(path)))
+
+
+def _files_at(path: str) -> Iterator[tuple[str, Fingerprint]]:
+    try:
+        names = sorted(os.listdir(path)) if os.path.isdir(path) else None
+    except OSError:  # opening says so
+        return
+    if names is None:
+        yield from _file(path)
+        return
+    for name in names:
+        inner = os.path.join(path, name)
+        if name.endswith(_DECIDING):
+            yield from _file(inner)
+        if _TAG in names and os.path.isdir(inner) and not os.path.islink(inner):
+            yield from _files_at(inner)
+
+
+def _file(path: str) -> Iterator[tuple[str, Fingerprint]]:
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return
+    if stat.S_ISREG(status.st_mode):
+        yield os.path.abspath(path), Fingerprint.of(status)
+
+
+def stable_id(key: bytes, path: str, catalog: Catalog, before: Files) -> str:
+    """The id of a share of what a path or a URL holds now.
+
+    Args:
+        key: makes it one that nobody can guess.
+        path: what was opened.
+        catalog: what was found there.
+        before: `files_at(path)` before it was opened. Who changes a file meanwhile changes the id.
+    """
+    origins = {origin for ref in catalog.values() for origin in _origins(ref)}
+    seen = (before, files_at(path), _files_of(origins)) if before else _behind(path, origins)
+    if seen is None:
+        return secrets.token_hex(16)
+    place = os.path.abspath(path) if before else path
+    return blake3(repr((place, seen)).encode(), key=key).hexdigest(16)
+
+
+def etag_of(share_id: str, file: VirtualFile, digests: Digests) -> str:
+    """The strong ETag of a share: the same for the same content, also under an id used again.
+
+    What is not hashed yet is told by the files it lies in, and by what was read of it.
+    """
+    hasher = blake3(share_id.encode())
+    hasher.update(blake3(file.header).digest())
+    root = digests.root
+    if root is None:
+        origins = {origin for segment in file.segments for origin in _origins(segment.ref)}
+        told = sorted(repr(told) for told in map(_told, origins))
+        hasher.update(repr(told).encode())
+    else:
+        hasher.update(root)
+    return f'"{hasher.hexdigest(16)}"'
+
+
+def _told(origin: object) -> object:
+    """What differs if one of the origins of a share is not what it was."""
+    if isinstance(origin, FileSource):
+        return origin.path, origin.fingerprint
+    if isinstance(origin, HttpSource):
+        return origin.remote.address.url, origin.size, origin.remote.resource.validator
+    if isinstance(origin, BytesSource):
+        hasher = blake3()
+        for offset in range(0, origin.size, BLOCK_BYTES):
+            buffer = bytearray(min(BLOCK_BYTES, origin.size - offset))
+            origin.read_into(offset, memoryview(buffer))
+            hasher.update(buffer)
+        return hasher.digest()
+    return None
+
+
+def _files_of(origins: set[object]) -> Files:
+    files = {(one.path, one.fingerprint) for one in origins if isinstance(one, FileSource)}
+    return tuple(sorted(files, key=repr))
+
+
+def _behind(url: str, origins: set[object]) -> object:
+    """What tells that the one file behind a URL has changed; None if nothing does.
+
+    Of tensors that do not lie in that very file it is not known what decided where they lie.
+    """
+    found = [one for one in origins if isinstance(one, HttpSource)]
+    if len(origins) != 1 or not found or found[0].remote.address != Address.of(url):
+        return None
+    validator = found[0].remote.resource.validator
+    return None if validator == (None, None) else (found[0].size, validator)
+
+
+def _origins(ref: TensorRef) -> Iterator[object]:
+    """What the bytes of a tensor come from in the end; None if nobody knows."""
+    is_known = False
+    for source in ref.sources():
+        is_known = True
+        yield from _innermost(source)
+    if not is_known:
+        yield None
 
 
 def _innermost(source: object) -> Iterator[object]:

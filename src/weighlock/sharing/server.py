@@ -18,6 +18,7 @@ from weighlock.sharing.binding import check_address, server_tls, shake_hands, un
 from weighlock.sharing.board import Board
 from weighlock.sharing.conversation import Conversation
 from weighlock.sharing.destination import Directory, InSpool
+from weighlock.sharing.identity import etag_of
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.inbox_routes import find_inbox
 from weighlock.sharing.listening import Listener, Peer
@@ -176,6 +177,7 @@ class Server(Lifetime):
             LimitExceeded: there are too many shares, or they keep too much in memory.
         """
         self._check_process()
+        is_named = bool(share_id)
         share_id = share_id or secrets.token_hex(16)
         if find(f"/s/{share_id}/digests/0") is None:
             raise LocalProtocolError("share_id must be 32 lower-case hex digits")
@@ -199,6 +201,7 @@ class Server(Lifetime):
                 # It begins now: what was hashed for minutes has not been idle for minutes.
                 Life(time.monotonic, receivers=names, expires_s=expires_s, idle_s=idle_s),
                 digests=digests,
+                etag=etag_of(share_id, file, digests) if is_named else None,
                 budget=self._budget,
                 cacheable=cacheable,
                 forget=lambda share: self._forget(share_id, number, share),

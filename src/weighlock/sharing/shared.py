@@ -48,6 +48,7 @@ class Share(Offer):
         *,
         cacheable: bool,
         digests: Digests | None = None,
+        etag: str | None = None,
         budget: Budget | None = None,
         forget: Callable[[Offer], None],
         on_done: Callable[[Outcome], object] | None = None,
@@ -63,7 +64,7 @@ class Share(Offer):
         self.contents = contents
         self.digests = digests or Digests(contents)
         self._budget = budget or Budget(Limits().budget_bytes)
-        self.etag = f'"{blake3(ticketing.offer_id.encode()).hexdigest(16)}"'
+        self.etag = etag or f'"{blake3(ticketing.offer_id.encode()).hexdigest(16)}"'
         self._lock = threading.Lock()
         self._failures: set[int] = set()
         self._sent_bytes = 0

@@ -66,6 +66,11 @@ class Digests:
         """How many pages of digests there are."""
         return len(self._ready)
 
+    @property
+    def root(self) -> bytes | None:
+        """What tells this content from any other; None until every block is hashed."""
+        return blake3(self._digests).digest() if all(self._ready) else None
+
     def is_ready(self, number: int) -> bool:
         """Whether a page is hashed."""
         return bool(self._ready[number])
