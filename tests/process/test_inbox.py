@@ -312,6 +312,58 @@ def test_a_full_disk_is_told_before_any_data(server, tmp_path):
         subprocess.run(["umount", place], check=True)
 
 
+@needs_root
+def test_room_that_was_promised_to_a_sender_that_is_lost_is_given_to_others(server, tmp_path):
+    place = tmp_path / "small"
+    place.mkdir()
+    subprocess.run(["mount", "-t", "tmpfs", "-o", "size=8m", "none", place], check=True)
+    try:
+        inbox = server.inbox(("a", "b", "c", "d"), into=place, idle_s=1)
+        content = laid_out(model(5), tmp_path)
+        with announced(inbox, content, "a") as wire:
+            assert wire.put(content, 0, 2)[0] == 200
+            until(lambda: inbox.outcome["a"] is State.LOST)
+            weighlock.push(inbox.url_for("b"), SMALL)  # there is room for both
+            weighlock.push(inbox.url_for("c"), model(4, seed=2))
+            assert wire.announce(content)[0] == 507
+        assert inbox.outcome.landed == ("b", "c")
+        (left,) = temporaries(place)
+        assert left.startswith(".a.safetensors.part-")  # for when there is room again
+        os.unlink(place / "c.safetensors")
+        with Wire(inbox.url_for("a")) as wire:
+            assert wire.announce(content)[1].get("has_some")
+    finally:
+        server.close()
+        subprocess.run(["umount", place], check=True)
+
+
+def test_a_quota_that_was_promised_to_a_sender_that_is_lost_is_given_to_others(server, tmp_path):
+    with Spool(tmp_path, quota_bytes=8 * MB) as spool:
+        inbox = server.inbox(("a", "b", "c"), into=spool, idle_s=1)
+        content = laid_out(model(5), tmp_path)
+        with announced(inbox, content, "a"), Wire(inbox.url_for("b")) as late:
+            assert late.announce(content)[0] == 507
+            until(lambda: inbox.outcome["a"] is State.LOST)
+            weighlock.push(inbox.url_for("b"), model(5))
+        assert_exact(landed(inbox)[1], model(5))
+        inbox.close()
+
+
+def test_who_is_never_lost_is_not_promised_room_for_ever(tmp_path):
+    limits = Limits(idle_s=0.5)
+    with Spool(tmp_path, quota_bytes=8 * MB) as spool, Server(limits=limits) as server:
+        inbox = server.inbox(("a", "b"), into=spool, idle_s=None)
+        content = laid_out(model(5), tmp_path)
+
+        def takes(name):
+            with Wire(inbox.url_for(name)) as wire:
+                return wire.announce(content)[0] == 200
+
+        assert takes("a")
+        until(lambda: takes("b"))
+        inbox.close()
+
+
 def test_tickets_are_bound_to_their_names(server, inbox, tmp_path):
     mine, other = inbox.url_for("a"), inbox.url_for("b")
     forged = mine.replace("#r=a.", "#r=b.")

@@ -1,5 +1,7 @@
 """An arrival takes blocks from anybody in any order, and is never a mixture."""
 
+import tracemalloc
+
 import numpy as np
 import pytest
 from blake3 import blake3
@@ -154,3 +156,32 @@ def test_what_an_earlier_attempt_left_is_found_by_its_content(begin, content, tm
     arrival.complete()
     arrival.file.commit()
     assert (tmp_path / "out.safetensors").read_bytes() == content
+
+
+@pytest.fixture
+def headed(tmp_path):
+    """A file whose header takes more than two blocks."""
+    path = tmp_path / "headed"
+    weighlock.save(path, {"x": np.ones(700_000, np.int8)}, metadata={"long": "y" * (5 * MB // 2)})
+    return path.read_bytes()
+
+
+@pytest.mark.parametrize("piece", [MB, 65536, 70_001])
+def test_a_long_header_must_come_as_it_was_announced(begin, headed, piece):
+    arrival = begin(headed)
+    for block, at in ((1, MB + 3), (2, 2 * MB), (2, 5 * MB // 2)):
+        with pytest.raises(LayoutError, match=f"block {block} holds another header"):
+            bring(arrival, changed(headed, at), block, piece=piece)
+    other = changed(headed, len(headed) - 1)
+    for block in range(4):
+        bring(arrival, other, block, piece=piece)
+    assert arrival.seal(root(other))
+
+
+def test_an_arrival_does_not_hold_the_header_it_was_announced_with(begin, headed):
+    tracemalloc.start()
+    arrival = begin(headed)
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < MB // 2
+    assert not arrival.has_some

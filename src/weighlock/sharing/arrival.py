@@ -14,7 +14,8 @@ from typing import Protocol
 
 from blake3 import blake3
 
-from weighlock.errors import ChunkCorrupt, LayoutError, Refused, TruncatedFile
+from weighlock.errors import ChunkCorrupt, LayoutError, Refused
+from weighlock.sharing.announced import Beginning
 from weighlock.sources.grid import (
     BLOCK_BYTES,
     BLOCKS_PER_PAGE,
@@ -27,7 +28,7 @@ from weighlock.sources.local import FileSource
 from weighlock.transfer.digests import in_two_threads
 from weighlock.transfer.landing import FileLanding, LandingFile
 
-__all__ = ["Announced", "Arrival", "ArrivingFile", "LandedFile", "NotAwaited", "root_of"]
+__all__ = ["Arrival", "ArrivingFile", "LandedFile", "NotAwaited", "root_of"]
 
 _NOT_HERE = bytes(DIGEST_BYTES)
 
@@ -39,28 +40,6 @@ class NotAwaited(Refused):
 def root_of(digests: bytes) -> str:
     """What the digests of all blocks come down to."""
     return blake3(digests).hexdigest()
-
-
-class Announced:
-    """A file of which only the header is here: enough to check what it says of itself."""
-
-    def __init__(self, header: bytes, size: int, label: str) -> None:
-        self._header = memoryview(header)
-        self.size = size
-        self.label = label
-
-    def read_into(self, offset: int, buffer: memoryview) -> None:
-        """Fill the buffer from the header."""
-        if offset + len(buffer) > len(self._header):
-            raise TruncatedFile(
-                f"{len(self._header):,} bytes of header are announced, "
-                f"{offset + len(buffer):,} belong to it",
-                source=self.label,
-            )
-        buffer[:] = self._header[offset : offset + len(buffer)]
-
-    def close(self) -> None:
-        """There is nothing to close."""
 
 
 class ArrivingFile(LandingFile, Protocol):
@@ -145,8 +124,7 @@ class Arrival:
         self.used_at = 0.0
         """When somebody last wrote to it or asked for it."""
         self.size = size
-        self._header = header
-        self._header_digest = blake3(header).digest()
+        self._beginning = Beginning(header)
         self._landing = FileLanding(file, size)
         self._digests = bytearray(DIGEST_BYTES * block_count(size))
         self._adopted = set(range(block_count(size))) if is_adopted else set[int]()
@@ -185,7 +163,7 @@ class Arrival:
 
     def is_of(self, header: bytes, size: int) -> bool:
         """Whether it is the file that was announced so."""
-        return size == self.size and blake3(header).digest() == self._header_digest
+        return size == self.size and Beginning(header) == self._beginning
 
     def check_run(self, first: int, length: int, count: int) -> range:
         """The blocks a body of that length begins with block `first`.
@@ -235,7 +213,7 @@ class Arrival:
         fill(view)
         if blake3(view).digest() != digest:
             raise _corrupt(block)
-        if not self._agrees(span.offset, view):
+        if not self._beginning.is_in(block, view):
             raise _other_header(block)
         if self._digest(block) != digest:
             self._write(block, view, 0, object(), digest)
@@ -243,17 +221,18 @@ class Arrival:
     def _receive_pieces(
         self, block: int, digest: bytes, fill: Callable[[memoryview], None], buffer: memoryview
     ) -> None:
-        span, hasher, claim, agrees = block_span(block, self.size), blake3(), object(), True
+        span, hasher, claim = block_span(block, self.size), blake3(), object()
+        beginning, announced = blake3(), self._beginning.length_in(block)
         is_repeat = self._digest(block) == digest
         for start in range(0, span.length, len(buffer)):
             view = buffer[: min(len(buffer), span.length - start)]
             fill(view)
             hasher.update(view)
-            agrees = agrees and self._agrees(span.offset + start, view)
+            beginning.update(view[: max(0, announced - start)])
             if start + len(view) == span.length:
                 if hasher.digest() != digest:
                     raise _corrupt(block)
-                if not agrees:
+                if beginning.digest() != self._beginning.digest(block):
                     raise _other_header(block)
             if not is_repeat:
                 is_last = start + len(view) == span.length
@@ -300,7 +279,6 @@ class Arrival:
         """It is in its place: from now on only its digests are of use."""
         file, self.file = self.file, _InItsPlace()
         self._landing = FileLanding(self.file, self.size)
-        self._header = b""
         file.keep()
 
     def _write(
@@ -338,19 +316,14 @@ class Arrival:
                 self._claims.pop(block, None)
             self._changed.notify_all()
 
-    def _agrees(self, offset: int, content: memoryview) -> bool:
-        """Whether what lies there of the header is what was announced."""
-        announced = memoryview(self._header)[offset : offset + len(content)]
-        return content[: len(announced)] == announced
-
     def _hash(self, block: int, buffer: memoryview) -> None:
         if block not in self._adopted:
             return  # it came meanwhile
         digest = _NOT_HERE
         self._begin(block, object())
         try:
-            view = self._landing.have(block, buffer, self._header)
-            if view is not None and self._agrees(block * BLOCK_BYTES, view):
+            view = self._landing.have(block, buffer, self._beginning.first)
+            if view is not None and self._beginning.is_in(block, view):
                 if block == 0 and not self.is_complete:
                     self._landing.put(0, view)  # its first bytes are withheld until the end
                 digest = blake3(view).digest()

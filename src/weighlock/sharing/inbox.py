@@ -12,19 +12,20 @@ import queue
 import threading
 import time
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import closing, suppress
 from typing import Any
 
 from blake3 import blake3
 
-from weighlock.errors import LayoutError, LimitExceeded, Refused, ShareGone
+from weighlock.errors import LayoutError, LimitExceeded, NoSpace, Refused, ShareGone
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.limits import Limits
-from weighlock.sharing.arrival import Announced, Arrival
+from weighlock.sharing.announced import Announced
+from weighlock.sharing.arrival import Arrival
 from weighlock.sharing.destination import Destination
 from weighlock.sharing.offer import Offer, Ticketing
-from weighlock.sharing.share import Event, Life, Outcome, Receiver
+from weighlock.sharing.share import Event, Life, Outcome, Receiver, State
 from weighlock.sources.access import shown
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.spec import TensorSpec
@@ -123,6 +124,15 @@ class Inbox(Offer):
             arrival.used_at = time.monotonic()
         self.report(name, Event.STARTED, attempt, arrival.bytes_here)
         return arrival
+
+    def report(
+        self, name: str, event: Event, attempt: str, bytes_here: int = 0, cause: str = ""
+    ) -> None:
+        with self._lock:
+            arrival = self._arrivals.get(name)
+            if arrival is not None and arrival.attempt == attempt:
+                arrival.used_at = time.monotonic()
+        super().report(name, event, attempt, bytes_here, cause)
 
     def arrival(self, name: str) -> Arrival | None:
         """What is on its way from a sender, or has landed."""
@@ -248,15 +258,27 @@ class Inbox(Offer):
         """Let go of what has been silent the longest, if there are too many on their way."""
         if len(self._arrivals) < self._limits.arrivals:
             return
-        idle = [name for name in self._arrivals if name not in self._landings]
-        name = min(idle, key=lambda name: self._arrivals[name].used_at, default=None)
-        silent_since = time.monotonic() - self._limits.idle_s
-        if name is None or self._arrivals[name].used_at > silent_since:
+        name = self._quietest(self._arrivals)
+        if name is None or not self._is_quiet(name):
             self._limits.check(
                 "arrivals", len(self._arrivals) + 1, "files on their way to an inbox"
             )
         else:
             self._arrivals.pop(name).keep()
+
+    def _quietest(self, names: Iterable[str]) -> str | None:
+        """Of whom nothing was heard for the longest time."""
+        idle = [name for name in names if name not in self._landings]
+        return min(idle, key=lambda name: self._arrivals[name].used_at, default=None)
+
+    def _is_quiet(self, name: str) -> bool:
+        return self._arrivals[name].used_at <= time.monotonic() - self._limits.idle_s
+
+    def _is_awaited(self, name: str) -> bool:
+        """Whether room is held for a sender: not for one that is lost, or has given up."""
+        with self._held():
+            state = self._life.receiver(name).state
+        return state is State.STARTED and (self.idle_s is not None or not self._is_quiet(name))
 
     def _arrival(self, name: str, attempt: str, header: bytes, size: int) -> Arrival:
         file_name = self._file_name(name)
@@ -264,8 +286,16 @@ class Inbox(Offer):
         earlier = self._destination.earlier(file_name, header, size)
         if earlier is not None:
             return Arrival(earlier, header, size, attempt, is_adopted=True)
-        promised = sum(other.bytes_to_come for other in self._arrivals.values())
-        file, is_adopted = self._destination.file(file_name, size, promised)
+        while True:
+            promised = sum(other.bytes_to_come for other in self._arrivals.values())
+            try:
+                file, is_adopted = self._destination.file(file_name, size, promised)
+                break
+            except NoSpace:
+                silent = self._quietest(n for n in self._arrivals if not self._is_awaited(n))
+                if silent is None:
+                    raise
+                self._arrivals.pop(silent).keep()
         try:
             return Arrival(file, header, size, attempt, is_adopted=is_adopted)
         except BaseException:
