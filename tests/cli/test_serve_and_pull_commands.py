@@ -34,10 +34,10 @@ def serve(tmp_path):
     """Starts `weighlock serve`; gives the process and what it printed first."""
     started = []
 
-    def start(*arguments, lines=None, secret="secret"):
+    def start(*arguments, lines=None, secret="secret", under=()):
         process = subprocess.Popen(
             [
-                *(sys.executable, "-m", "weighlock", "serve", "--port", "0"),
+                *(*under, sys.executable, "-m", "weighlock", "serve", "--port", "0"),
                 *("--secret", str(tmp_path / secret), *map(str, arguments)),
             ],
             stdout=subprocess.PIPE,
@@ -128,6 +128,21 @@ def test_serve_ends_in_order_when_it_is_terminated(serve, model):
     code, _, err = stop(process, signal.SIGTERM)
     assert code == 0
     assert "Traceback" not in err
+
+
+@pytest.mark.parametrize("name", ["HUP", "INT", "TERM"])
+def test_serve_goes_on_ignoring_what_it_was_told_to_ignore(serve, model, name):
+    """`nohup` does so, and a shell without job control for what it puts into the background."""
+    under = ("sh", "-c", f'trap \'\' {name}; exec "$0" "$@"')
+    process, lines = serve(model, under=under)
+    number = signal.Signals[f"SIG{name}"]
+    process.send_signal(number)
+    with open(f"/proc/{process.pid}/status") as status:
+        (mask,) = re.findall(r"SigIgn:\s*([0-9a-f]+)", status.read())
+    assert int(mask, 16) >> (number - 1) & 1
+    weighlock.fetch(url_in(lines)).close()
+    other = signal.SIGTERM if name == "INT" else signal.SIGINT
+    assert stop(process, other)[0] == 0
 
 
 def test_serve_json(serve, model):

@@ -71,7 +71,8 @@ def main() -> NoReturn:
     """Run the command and exit."""
     _open_streams()
     for number in (signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, _end)
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as `nohup` starts its command
+            signal.signal(number, _end)
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):  # one that cannot show → still shows the rest
             stream.reconfigure(errors="backslashreplace")

@@ -205,12 +205,17 @@ def _wait(stop: threading.Event, most_s: float | None) -> None:
 
 
 def _told_to_stop() -> threading.Event:
-    """What a signal sets from now on, instead of ending the process where it stands."""
+    """What a signal sets from now on, instead of ending the process where it stands.
+
+    One that whoever started the process let it ignore is still ignored: SIGHUP under `nohup`,
+    SIGINT where a script put it into the background.
+    """
     stop = threading.Event()
 
     def end(number: int, frame: FrameType | None) -> None:
         stop.set()
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
-        signal.signal(number, end)
+        if signal.getsignal(number) is not signal.SIG_IGN:
+            signal.signal(number, end)
     return stop
