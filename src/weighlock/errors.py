@@ -229,10 +229,14 @@ class PeerLost(TransferError, OSError):
 
     retryable: ClassVar[bool] = True
 
-    def __init__(self, message: str, *, retry_after_s: float | None = None) -> None:
+    def __init__(
+        self, message: str, *, retry_after_s: float | None = None, hashed_blocks: int = 0
+    ) -> None:
         super().__init__(message)
         self.retry_after_s = retry_after_s
         """When the other side asked to come back, where it did."""
+        self.hashed_blocks = hashed_blocks
+        """How far it is with the digests that were asked for, where it says so."""
 
 
 class TransferTimeout(TransferError, TimeoutError):

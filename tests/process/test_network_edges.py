@@ -1,6 +1,10 @@
 """Faults of the way that need a certain moment: a stale journal, a stop while hands are shaken."""
 
 import contextlib
+import functools
+import http.client
+import itertools
+import json
 import pickle
 import socket
 import subprocess
@@ -10,6 +14,7 @@ import time
 
 import numpy as np
 import pytest
+from blake3 import blake3
 
 import weighlock
 from process.certificates import certificates, needs_openssl
@@ -21,6 +26,7 @@ from weighlock.sources.access import Address
 from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.receipt import Receipt
+from weighlock.sources.upload import Upload
 from weighlock.tensors.spec import Span
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.layout import lay_out
@@ -269,10 +275,18 @@ class Slow:
         self.go_on = threading.Event()
         self.go_on.set()
         self.is_asked = threading.Event()
+        self.slow_s = self.ready_at = None
+
+    def be_slow(self, seconds):
+        """Give nothing for so long after the next read has begun."""
+        self.slow_s, self.ready_at = seconds, None
 
     def read_into(self, offset, buffer):
         self.is_asked.set()
         self.go_on.wait(20)
+        if self.slow_s is not None:
+            self.ready_at = self.ready_at or time.monotonic() + self.slow_s
+            until(lambda: time.monotonic() >= self.ready_at)
         buffer[:] = self._content[offset : offset + len(buffer)]
 
     def close(self):
@@ -300,6 +314,83 @@ def test_a_share_that_ends_while_it_is_hashed_says_so(tmp_path):
         source.go_on.set()
         thread.join(20)
     assert [type(failure) for failure in failures] == [ShareGone]
+
+
+def test_an_owner_whose_disk_is_slow_says_how_far_it_is(tmp_path):
+    """And goes on from there: whoever is patient with it needs no patience beyond that."""
+    source = Slow(model(1, 5, tmp_path))
+    with weighlock.Server("127.0.0.1", 0) as server:
+        share = server.share(weighlock.open(source))
+        source.be_slow(2.2)  # a little longer than a reply takes
+        with contextlib.closing(http.client.HTTPConnection("127.0.0.1", server.port)) as asking:
+            asking.request("GET", Address.of(share.url).beside("digests/0").target)
+            reply = asking.getresponse()
+            assert (reply.status, reply.getheader("Retry-After")) == (503, "0")
+            said = json.loads(reply.read())
+        assert said["error"] == "hashing"
+        assert 0 < said["done"] < said["total"] == 6
+        source.be_slow(2.2)
+        got = weighlock.fetch(share.url, limits=Limits(patience_s=0))
+        assert got["a"].load().tobytes() == b"\1" * (5 << 20)
+
+
+def hashing_owner(content, told):
+    """Speaks like a share that tells how many blocks are hashed, before it gives the digests."""
+    replies = iter(told)
+
+    def behave(request, content):
+        if request.method == "POST":
+            return Reply(200, {}, b'{"lives":true}')
+        if content is not None:
+            reply = ranged(request, content)
+            reply.headers["Weighlock"] = "1"
+            return reply
+        hashed = next(replies, None)
+        if hashed is None:
+            content = server.files["/s/x/model.safetensors"]
+            starts = range(0, len(content), 1 << 20)
+            digests = (blake3(content[at : at + (1 << 20)]).digest() for at in starts)
+            return Reply(200, {"Weighlock": "1"}, b"".join(digests))
+        body = json.dumps({"error": "hashing", "done": hashed, "total": 10**9}).encode()
+        return Reply(503, {"Retry-After": "0", "Content-Type": "application/json"}, body)
+
+    server = PlainServer({"/s/x/model.safetensors": content}, behave)
+    return server
+
+
+def test_an_owner_that_hashes_on_is_waited_for_and_one_that_only_says_so_is_not(tmp_path):
+    content = model(1, 19, tmp_path)
+    limits = Limits(patience_s=0.3)
+    for told, is_had in (
+        (range(1, 21), True),  # for a second, three times the patience
+        (itertools.repeat(3), False),
+        (itertools.cycle((1, 2)), False),
+        (itertools.count(21), False),  # more than there are
+        (itertools.count(1), False),
+    ):
+        with hashing_owner(content, told) as server:
+            url = server.url("/s/x/model.safetensors")
+            if is_had:
+                assert weighlock.fetch(url, limits=limits).nbytes == 19 << 20
+            else:
+                with pytest.raises(PeerLost, match="503"):
+                    weighlock.fetch(url, limits=limits)
+
+
+def test_an_inbox_that_looks_at_what_it_has_is_waited_for(tmp_path):
+    size, told = 10 << 20, iter(range(1, 11))
+
+    def behave(request, content):
+        hashed = next(told, None)
+        if hashed is None:
+            return Reply(200, {}, bytes(320))
+        return Reply(503, {}, json.dumps({"error": "hashing", "done": hashed}).encode())
+
+    with PlainServer({}, behave) as server:
+        upload = Upload(server.url("/i/x"), "a", limits=Limits(patience_s=0.2))
+        with contextlib.closing(upload):
+            ask = functools.partial(upload.digests, 0, size)
+            assert upload.connections.persist(ask) == bytes(320)
 
 
 def test_a_range_that_has_begun_is_whole_although_its_file_is_closed():

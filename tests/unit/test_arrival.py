@@ -158,6 +158,19 @@ def test_what_an_earlier_attempt_left_is_found_by_its_content(begin, content, tm
     assert (tmp_path / "out.safetensors").read_bytes() == content
 
 
+def test_what_an_earlier_attempt_left_is_looked_at_little_by_little(begin, content):
+    arrival = begin()
+    bring(arrival, content, 1)
+    arrival.keep()
+    arrival, known = begin(), []
+    while (page := arrival.page(0, wait_s=0)) is None:
+        known.append(arrival.known_blocks)
+    assert known == sorted(set(known))  # more each time
+    assert len(known) >= 1
+    assert arrival.known_blocks == arrival.blocks == 3
+    assert page[32:64] == blake3(block_of(content, 1)).digest()
+
+
 @pytest.fixture
 def headed(tmp_path):
     """A file whose header takes more than two blocks."""

@@ -1,6 +1,7 @@
 """One digest for every block, whoever asks first."""
 
 import threading
+from contextlib import contextmanager
 
 import numpy as np
 import pytest
@@ -82,7 +83,32 @@ def test_who_will_not_wait_is_told_so(contents):
     digests._hashing.acquire()
     assert digests.page(0, wait_s=0.001) is None
     digests._hashing.release()
-    assert digests.page(0, wait_s=0.001) is not None
+    assert digests.page(0) is not None
+
+
+def test_what_took_too_long_is_gone_on_with_by_who_asks_next(contents):
+    digests, hashed = Digests(contents), []
+    while (page := digests.page(0, wait_s=0)) is None:
+        hashed.append(digests.hashed_blocks)
+    assert hashed == sorted(set(hashed))  # more each time
+    assert len(hashed) >= 1
+    assert digests.hashed_blocks == digests.blocks == 3
+    assert page == expected(whole(contents))
+
+
+def test_room_is_held_only_by_who_hashes(contents):
+    digests, held = Digests(contents), []
+
+    @contextmanager
+    def room():
+        held.append(digests.hashed_blocks)
+        yield
+
+    with digests._hashing:
+        assert digests.page(0, 0.001, room) is None
+    assert held == []
+    assert digests.page(0, -1, room) == digests.page(0, -1, room)
+    assert held == [0]
 
 
 def test_written_memory_is_found_by_looking_again(arrays):

@@ -91,6 +91,17 @@ def test_progress_renews_patience_and_shortens_pauses(clock):
         retrying.progressed()
 
 
+@pytest.mark.parametrize("patience_s", [30, 0])
+def test_an_owner_that_hashes_more_and_more_blocks_is_waited_for(clock, patience_s):
+    retrying = patient(clock, patience_s)
+    for hashed in range(1, 50):
+        clock.now += 29
+        assert retrying.pause_after(PeerLost("hashing", hashed_blocks=hashed)) <= 0.1
+    for hashed in (49, 3):  # no more than it had
+        with pytest.raises(PeerLost):
+            waited_for(retrying, clock, [PeerLost("hashing", hashed_blocks=hashed)] * 100)
+
+
 def test_without_patience_the_first_failure_is_final(clock):
     with pytest.raises(PeerLost):
         patient(clock, patience_s=0).pause_after(LOST)

@@ -234,8 +234,9 @@ def test_digests_that_are_not_ready_are_to_be_asked_for_again(share):
     with share.digests._hashing:
         answer = answer_digests(share, 0, 0.001)
     assert answer.status == 503
-    assert answer.headers["Retry-After"] == "1"
+    assert answer.headers["Retry-After"] == "0"  # it is hashed while somebody asks
     assert answer.headers["Cache-Control"] == "no-store"
+    assert json.loads(answer.body) == {"error": "hashing", "done": 0, "total": 1}
 
 
 @pytest.mark.parametrize(

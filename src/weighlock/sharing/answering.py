@@ -13,6 +13,7 @@ from weighlock.sharing.inbox_routes import InboxRoute, Reception, find_inbox
 from weighlock.sharing.offers import Offers
 from weighlock.sharing.page import Page, find_page
 from weighlock.sharing.routes import (
+    HASH_WAIT_S,
     Answer,
     Route,
     answer_confirmed,
@@ -30,9 +31,6 @@ from weighlock.sharing.tickets import MAC, is_genuine
 from weighlock.transfer.receiving import Incoming
 
 __all__ = ["Answering"]
-
-_HASH_WAIT_S = 2.0
-"""How long a request for digests waits before it is told to come back."""
 
 _MISS_PAUSE_S = 0.02
 """Pause before an unknown id is denied: nobody guesses 128 bits, but nobody needs to try fast."""
@@ -168,7 +166,7 @@ class Answering:
                     self._offers.note(share)
                     return answer, share
                 if route.page is not None:
-                    return answer_digests(share, route.page, _HASH_WAIT_S), share
+                    return answer_digests(share, route.page, HASH_WAIT_S), share
         except SourceChanged:
             share.end("changed")
             return gone("changed"), None

@@ -25,7 +25,7 @@ from weighlock.sources.grid import (
     page_blocks,
 )
 from weighlock.sources.local import FileSource
-from weighlock.transfer.digests import in_two_threads
+from weighlock.transfer.digests import in_two_threads, within
 from weighlock.transfer.landing import FileLanding, LandingFile
 
 __all__ = ["Arrival", "ArrivingFile", "LandedFile", "NotAwaited", "root_of"]
@@ -124,6 +124,8 @@ class Arrival:
         self.used_at = 0.0
         """When somebody last wrote to it or asked for it."""
         self.size = size
+        self.blocks = block_count(size)
+        """How many it has."""
         self._beginning = Beginning(header)
         self._landing = FileLanding(file, size)
         self._digests = bytearray(DIGEST_BYTES * block_count(size))
@@ -238,14 +240,33 @@ class Arrival:
                 is_last = start + len(view) == span.length
                 self._write(block, view, start, claim, digest if is_last else _NOT_HERE)
 
-    def page(self, number: int) -> bytes | None:
-        """The digests of what is here, zeros for what is not; None if there is no such page."""
+    @property
+    def pages(self) -> int:
+        """How many pages of digests there are."""
+        return -(-self.blocks // BLOCKS_PER_PAGE)
+
+    @property
+    def known_blocks(self) -> int:
+        """Of how many blocks it is known whether they are here."""
+        return self.blocks - len(self._adopted)
+
+    def page(self, number: int, wait_s: float = -1) -> bytes | None:
+        """The digests of what is here, zeros for what is not.
+
+        Args:
+            number: which page.
+            wait_s: how long to look at what an earlier attempt left; without bound if it is less
+                than 0.
+
+        Returns:
+            None if there is more to look at after that time; what was seen stays so.
+        """
         blocks = page_blocks(number, self.size)
-        if not blocks:
-            return None
-        unknown = [block for block in blocks if block in self._adopted]
+        unknown = self._unknown(blocks)
         if unknown:
-            in_two_threads(unknown, self._hash)
+            in_two_threads(within(wait_s, unknown), self._hash)
+            if self._unknown(blocks):
+                return None
         first = number * BLOCKS_PER_PAGE * DIGEST_BYTES
         with self._changed:
             return bytes(self._digests[first : first + DIGEST_BYTES * len(blocks)])
@@ -315,6 +336,9 @@ class Arrival:
             if digest != _NOT_HERE:
                 self._claims.pop(block, None)
             self._changed.notify_all()
+
+    def _unknown(self, blocks: range) -> list[int]:
+        return [block for block in blocks if block in self._adopted]
 
     def _hash(self, block: int, buffer: memoryview) -> None:
         if block not in self._adopted:

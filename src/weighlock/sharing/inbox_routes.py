@@ -33,7 +33,7 @@ from weighlock.errors import (
 from weighlock.limits import Budget, Limits
 from weighlock.sharing.arrival import Arrival, NotAwaited
 from weighlock.sharing.inbox import Inbox
-from weighlock.sharing.routes import Answer, busy, failure, gone
+from weighlock.sharing.routes import HASH_WAIT_S, Answer, busy, failure, gone, hashing
 from weighlock.sharing.share import Event
 from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES
 from weighlock.tensors.arrays import byte_view, empty
@@ -256,9 +256,11 @@ def _digests(inbox: Inbox, sender: str, page: int) -> Answer:
     arrival = inbox.arrival(sender)
     if arrival is None:
         return failure(409, error="no header was announced")
-    digests = arrival.page(page)
-    if digests is None:
+    if page >= arrival.pages:
         return failure(404, error="not found")
+    digests = arrival.page(page, HASH_WAIT_S)
+    if digests is None:
+        return hashing(arrival.known_blocks, arrival.blocks)
     headers = {"Content-Type": "application/octet-stream", "Cache-Control": "no-store"}
     return Answer(200, headers, digests)
 

@@ -13,6 +13,7 @@ from weighlock.sources.grid import BLOCK_BYTES, block_count
 from weighlock.tensors.spec import Span
 
 __all__ = [
+    "HASH_WAIT_S",
     "Answer",
     "Route",
     "answer_confirmed",
@@ -23,6 +24,7 @@ __all__ = [
     "failure",
     "find",
     "gone",
+    "hashing",
     "not_allowed",
     "requested_span",
 ]
@@ -31,6 +33,9 @@ _PATH = re.compile(
     r"/s/([0-9a-f]{32})/(?:(model\.safetensors)|digests/(\d{1,9})|receivers/([A-Za-z0-9._-]{1,64}))"
 )
 _RANGE = re.compile(r"bytes=(?:(\d{1,19})-(\d{0,19})|-(\d{1,19}))")
+
+HASH_WAIT_S = 2.0
+"""How long a request for digests hashes, or waits for another that does, before its reply."""
 
 _YEAR_S = 365 * 24 * 3600
 
@@ -86,6 +91,15 @@ def busy(what: str) -> Answer:
     """The reply of one who has no time or room just now."""
     answer = failure(503, error=what)
     return Answer(503, {**answer.headers, "Retry-After": "1"}, answer.body)
+
+
+def hashing(done: int, total: int) -> Answer:
+    """The reply of one who is still hashing what was asked for, and how many blocks are done.
+
+    Who asked is to come again at once: what it waits for is done while it asks.
+    """
+    answer = failure(503, error="hashing", done=done, total=total)
+    return Answer(503, {**answer.headers, "Retry-After": "0"}, answer.body)
 
 
 def gone(reason: str | None) -> Answer:
@@ -174,7 +188,7 @@ def answer_digests(share: Share, page: int, wait_s: float) -> Answer:
         return failure(404, error="not found")
     digests = share.digest_page(page, wait_s)
     if digests is None:
-        return busy("hashing")
+        return hashing(share.digests.hashed_blocks, share.digests.blocks)
     headers = {
         "Content-Type": "application/octet-stream",
         "Cache-Control": _cache_control(share),

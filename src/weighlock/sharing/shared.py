@@ -6,6 +6,7 @@ them, files are watched by their fingerprint, and a change ends the share for ev
 
 import threading
 from collections.abc import Callable, Generator, Mapping
+from functools import partial
 
 import numpy as np
 from blake3 import blake3
@@ -100,16 +101,14 @@ class Share(Offer):
             raise
 
     def digest_page(self, page: int, wait_s: float) -> bytes | None:
-        """The digests of a page; None if they are not ready within that time.
+        """The digests of a page; None if more is to be hashed after that time.
 
         Raises:
             SourceError: the tensors could not be read, or have changed.
             TransferTimeout: there is no room for buffers to hash with.
         """
-        if self.digests.is_ready(page):
-            return self.digests.page(page)
-        with self._budget.hold(2 * _HASHED_BYTES, _WAIT_S):
-            return self.digests.page(page, wait_s)
+        room = partial(self._budget.hold, 2 * _HASHED_BYTES, _WAIT_S)
+        return self.digests.page(page, wait_s, room)
 
     def check_block(self, block: int) -> None:
         """A receiver says that a block never matches: look whether it was changed here."""

@@ -263,11 +263,21 @@ class Connection:
                 socket.socket.shutdown(sock, socket.SHUT_RDWR)
 
 
-def raise_for_status(reply: http.client.HTTPResponse, connection: Connection, label: str) -> None:
-    """Raise what a status means that is not the one hoped for. Reads a short explanation only."""
+def raise_for_status(
+    reply: http.client.HTTPResponse, connection: Connection, label: str, blocks: int = 0
+) -> None:
+    """Raise what a status means that is not the one hoped for. Reads a short explanation only.
+
+    Args:
+        reply: its head.
+        connection: it comes over this one.
+        label: what errors call the resource.
+        blocks: of how many at the most it may say that they are hashed, if digests were asked for.
+    """
     status = reply.status
     body = connection.read_small(reply)
-    reason, cause = _explained(body)
+    said = _explained(body)
+    reason, cause = said.reason, said.cause
     if status in (401, 403, 407):
         raise Refused(f"{label}: access was refused ({status} {reply.reason})")
     if status == 404:
@@ -280,7 +290,9 @@ def raise_for_status(reply: http.client.HTTPResponse, connection: Connection, la
         raise SourceError(f"{label}: its owner could not read it ({cause})")
     if status in (408, 429) or status >= 500:
         raise PeerLost(
-            f"{label}: answered {status} {reply.reason}", retry_after_s=_retry_after(reply)
+            f"{label}: answered {status} {reply.reason}",
+            retry_after_s=_retry_after(reply),
+            hashed_blocks=said.done if said.error == "hashing" and said.done <= blocks else 0,
         )
     raise RemoteProtocolError(f"{label}: answered {status} {reply.reason}")
 
@@ -288,15 +300,16 @@ def raise_for_status(reply: http.client.HTTPResponse, connection: Connection, la
 class _Explanation(msgspec.Struct, frozen=True):
     reason: Literal["unknown", "revoked", "expired", "settled", "changed"] | None = None
     cause: Annotated[str, msgspec.Meta(pattern="^[A-Za-z]{1,40}$")] | None = None
+    error: str = ""
+    done: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 
-def _explained(body: bytes) -> tuple[str | None, str | None]:
-    """Why a share is over, and what its owner met, where a Weighlock server says so."""
+def _explained(body: bytes) -> _Explanation:
+    """Why a share is over, what its owner met, how far it is, where a Weighlock server says so."""
     try:
-        found = msgspec.json.decode(body, type=_Explanation)
+        return msgspec.json.decode(body, type=_Explanation)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
-        return None, None
-    return found.reason, found.cause
+        return _Explanation()
 
 
 def _retry_after(reply: http.client.HTTPResponse) -> float | None:

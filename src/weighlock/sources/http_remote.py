@@ -31,6 +31,7 @@ from weighlock.sources.grid import (
     BLOCK_BYTES,
     BLOCKS_PER_PAGE,
     DIGEST_BYTES,
+    block_count,
     page_blocks,
 )
 from weighlock.sources.http_client import (
@@ -236,7 +237,7 @@ class Remote:
         with self.lease() as connection:
             reply = _request(connection, self.resource.address.beside(f"digests/{page}"), {})
             if reply.status != 200:
-                raise_for_status(reply, connection, self.label)
+                raise_for_status(reply, connection, self.label, block_count(self.size))
             return connection.read_digests(reply, wanted)
 
     def report_mismatch(self, block: int) -> None:

@@ -18,7 +18,10 @@ _TOLD_AFTER_S = 1.0
 
 
 class Retrying:
-    """The patience of one transfer, shared by its connections. Every landed block renews it.
+    """The patience of one transfer, shared by its connections.
+
+    Every landed block renews it, and every block that the other side says it has hashed meanwhile,
+    of which there are not more than the file has.
 
     Args:
         patience_s: how long to try again after a failure without any progress.
@@ -36,6 +39,7 @@ class Retrying:
         """When it failed first since something last arrived."""
         self._failures = 0
         self._is_told = False
+        self._hashed_blocks = 0
         self._corrupt: Counter[int] = Counter()
 
     def is_to_be_told(self) -> bool:
@@ -65,6 +69,10 @@ class Retrying:
             if self._corrupt[error.chunk] >= _TRIES_OF_A_BLOCK:
                 raise error
             return 0.0
+        if isinstance(error, PeerLost) and error.hashed_blocks > self._hashed_blocks:
+            self._hashed_blocks = error.hashed_blocks
+            self.progressed()
+            return _FIRST_PAUSE_S * (0.5 + self._dice() / 2)
         now = self._clock()
         # Not since the last progress: a wait for what never comes may itself take that long.
         since = self._since = now if self._since is None else self._since

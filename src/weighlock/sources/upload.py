@@ -27,7 +27,7 @@ from weighlock.errors import (
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.connections import Connections
-from weighlock.sources.grid import DIGEST_BYTES, page_blocks
+from weighlock.sources.grid import DIGEST_BYTES, block_count, page_blocks
 from weighlock.sources.http_client import Connection, raise_for_status
 
 __all__ = ["NotAnnounced", "Upload"]
@@ -124,7 +124,7 @@ class Upload:
                 self._understood(reply, connection.read_small(reply))
                 raise self._not_announced()
             if reply.status != 200:
-                raise_for_status(reply, connection, self.label)
+                raise_for_status(reply, connection, self.label, block_count(size))
             return connection.read_digests(reply, wanted)
 
     def put(
