@@ -423,6 +423,21 @@ def test_a_server_closed_before_it_started_says_nothing():
 
 
 @needs_openssl
+@pytest.mark.parametrize("is_plain", [True, False])
+def test_who_is_turned_away_is_told_so_only_where_there_is_no_tls(certificates, is_plain):
+    """What came in plain text would be taken for a server that speaks no TLS, for good."""
+    cert = None if is_plain else certificates.path("server")
+    limits = Limits(connections_per_peer=1)
+    with (
+        weighlock.Server("127.0.0.1", 0, tls_cert=cert, limits=limits) as server,
+        socket.create_connection(("127.0.0.1", server.port)),
+    ):
+        until(is_served)
+        with socket.create_connection(("127.0.0.1", server.port)) as second:
+            assert second.recv(1000)[:12] == (b"HTTP/1.1 503" if is_plain else b"")
+
+
+@needs_openssl
 def test_a_peer_that_never_shakes_hands_does_not_hold_up_the_end(certificates):
     server = weighlock.Server(
         "127.0.0.1",

@@ -51,15 +51,26 @@ class Listener:
         port: the port, 0 for any.
         serve: called in a thread of its own with each peer; the socket is closed after it.
         limits: how many connections, from one address and in all.
+        is_plain: there is no TLS, so that who is turned away can be told. A reply before hands are
+            shaken would be taken for a server that speaks no TLS.
 
     Raises:
         DiskError: the address cannot be bound.
         LocalProtocolError: it cannot be a port.
     """
 
-    def __init__(self, host: str, port: int, serve: Callable[[Peer], None], limits: Limits) -> None:
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        serve: Callable[[Peer], None],
+        limits: Limits,
+        *,
+        is_plain: bool = True,
+    ) -> None:
         self._serve = serve
         self._limits = limits
+        self._is_plain = is_plain
         self._lock = threading.Lock()
         self._peers: dict[Peer, threading.Thread] = {}
         self._per_host: Counter[str] = Counter()
@@ -167,10 +178,10 @@ class Listener:
                 self._per_host[host] += 1
         if not allowed:
             self.refused += 1
-            with contextlib.suppress(OSError):
+            with sock, contextlib.suppress(OSError):
                 sock.setblocking(False)
-                sock.send(_BUSY)
-            sock.close()
+                if self._is_plain:
+                    sock.send(_BUSY)
             return
         try:
             thread.start()

@@ -103,7 +103,7 @@ class Server(Lifetime):
         self._answering = Answering(self._offers, self._key, self._limits, self._budget, self._page)
         self._started = threading.Event()
         self._has_started = False
-        self._listener = Listener(host, port, self._serve, self._limits)
+        self._listener = Listener(host, port, self._serve, self._limits, is_plain=self._tls is None)
         scheme = "http" if self._tls is None else "https"
         shown_host = f"[{host}]" if ":" in host else host
         self.url = (public_url or f"{scheme}://{shown_host}:{self._listener.port}").rstrip("/")
