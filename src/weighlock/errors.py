@@ -162,7 +162,10 @@ class SourceChanged(SourceError):
 
 
 class DiskError(WeighlockError, OSError):
-    """Bytes could not be put."""
+    """Bytes could not be put, or the system did not give what that takes: a directory, a port.
+
+    `errno` is the system's, where it said one.
+    """
 
     def __init__(self, message: str, *, errno: int | None = None) -> None:
         super().__init__(message)

@@ -1,6 +1,7 @@
 """Faults of the way that need a certain moment: a stale journal, a stop while hands are shaken."""
 
 import contextlib
+import errno
 import functools
 import http.client
 import itertools
@@ -21,7 +22,7 @@ from process.certificates import certificates, needs_openssl
 from process.plain_server import PlainServer, RawServer, Reply, asked_range, ranged
 from waiting import until
 from weighlock import Limits
-from weighlock.errors import Aborted, PeerLost, ShareGone, SourceChanged, WeighlockError
+from weighlock.errors import Aborted, DiskError, PeerLost, ShareGone, SourceChanged, WeighlockError
 from weighlock.sources.access import Address
 from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
@@ -420,6 +421,15 @@ def test_a_server_closed_before_it_started_says_nothing():
         server.close(grace_s=1)
         with contextlib.suppress(ConnectionResetError):
             assert sock.recv(1000) == b""
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do():
+    with weighlock.Server("127.0.0.1", 0) as server:
+        with pytest.raises(DiskError, match=f":{server.port}: .*; choose another port") as caught:
+            weighlock.Server("127.0.0.1", server.port)
+        assert caught.value.errno == errno.EADDRINUSE
+    with pytest.raises(DiskError, match="is it one of this machine"):
+        weighlock.Server("192.0.2.1", 0, insecure=True)  # an address for documentation
 
 
 @needs_openssl

@@ -55,7 +55,7 @@ class Listener:
             shaken would be taken for a server that speaks no TLS.
 
     Raises:
-        DiskError: the address cannot be bound.
+        DiskError: the address cannot be bound; `errno` says why.
         LocalProtocolError: it cannot be a port.
     """
 
@@ -89,8 +89,10 @@ class Listener:
             self._socket.setblocking(False)
         except OSError as error:
             self._socket.close()
+            is_port = error.errno in (errno.EADDRINUSE, errno.EACCES)
+            hint = "choose another port, or 0 for any" if is_port else "is it one of this machine?"
             raise DiskError(
-                f"cannot listen on {host}:{port}: {error.strerror}", errno=error.errno
+                f"cannot listen on {host}:{port}: {error.strerror}; {hint}", errno=error.errno
             ) from error
         self.port: int = self._socket.getsockname()[1]
         self._wake_read, self._wake_write = os.pipe()

@@ -88,21 +88,7 @@ class Packed:
 
 
 def pack_and_share(server: Shares, obj: object, **options: Unpack[PackOptions]) -> Packed:
-    """Pack an object, and offer what must be offered.
-
-    Args:
-        server: offers it.
-        obj: anything that travels; see `pack`. Arrays that are offered must not be written until
-            the share is over, those that ride along until the message is sent.
-        options: `threshold_bytes`: tensors of so many bytes are offered, smaller ones ride along
-            (65,536 if not given; 0: all are offered, None: all ride along). `registry`: the types
-            that travel. `limits`: bounds of the tree. `receivers`, `expires_s`, `idle_s`,
-            `on_done`, `snapshot`: of the share, as in `Server.share`.
-
-    Raises:
-        CodecRefused: something in it does not travel; says what and where. Nothing is offered then.
-        TypeError: there is no such option.
-    """
+    """Pack an object, and offer what must be offered: all that `Server.pack` promises."""
     unknown = options.keys() - PackOptions.__optional_keys__
     if unknown:  # also if nothing is offered, where nobody would miss a receiver
         raise TypeError(f"pack() got an unexpected keyword argument {min(unknown)!r}")

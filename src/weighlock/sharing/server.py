@@ -69,7 +69,9 @@ class Server(Lifetime):
     Raises:
         Refused: the address can be reached by others, and there is no TLS.
         LocalProtocolError: what was given does not go together, or cannot be an address.
-        DiskError: the address cannot be bound.
+        DiskError: the address cannot be bound: its port is taken, or it is not this machine's;
+            `errno` says which.
+        SourceError: the certificate cannot be read.
     """
 
     def __init__(
@@ -170,11 +172,14 @@ class Server(Lifetime):
             on_done: called once with the outcome when it is over, from the thread that ended it.
             cacheable: let caches in front of this server keep it.
             title: what people call it, on the page.
-            share_id: 32 hex digits that name it; random if not given.
+            share_id: 32 hex digits that name it, also after a restart; random if not given.
 
         Raises:
             LayoutError, UnsupportedDType: they cannot lie in a safetensors file.
             LimitExceeded: there are too many shares, or they keep too much in memory.
+            LocalProtocolError: the server is closed, or another process's; a receiver's name or
+                the id cannot be one; a share of that id is there.
+            SourceError, DiskError: a tensor that must be gathered cannot be read, or laid down.
         """
         self._check_process()
         is_named = bool(share_id)
@@ -249,6 +254,8 @@ class Server(Lifetime):
 
         Raises:
             LimitExceeded: there are too many shares and inboxes.
+            LocalProtocolError: the server is closed, or another process's; a sender's name or the
+                id cannot be one; an inbox of that id is there.
             DiskError: the directory is not there and cannot be made.
         """
         self._check_process()
@@ -280,7 +287,25 @@ class Server(Lifetime):
         return inbox
 
     def pack(self, obj: object, **options: Unpack[PackOptions]) -> Packed:
-        """An object as a message, whose large tensors this server offers; see `pack_and_share`."""
+        """An object as a message, whose large tensors this server offers.
+
+        Args:
+            obj: anything that travels; see `weighlock.pack`. Arrays that are offered must not be
+                written until the share is over, those that ride along until the message is sent.
+            options: `threshold_bytes`: tensors of so many bytes are offered, smaller ones ride
+                along (65,536 if not given; 0: all are offered, None: all ride along). `registry`:
+                the types that travel. `limits`: bounds of the tree. `receivers`, `expires_s`,
+                `idle_s`, `on_done`, `snapshot`: of the share, as in `share`.
+
+        Returns:
+            The message, for each receiver with its own ticket, and the share of what it refers to.
+
+        Raises:
+            CodecRefused: something in it does not travel; says what and where.
+            LimitExceeded, LocalProtocolError, LayoutError, SourceError, DiskError: as `share`.
+            TypeError: there is no such option.
+            After any of them nothing is offered.
+        """
         return pack_and_share(self, obj, **options)
 
     def _forget(self, offer_id: str, number: int, offer: Offer) -> None:
