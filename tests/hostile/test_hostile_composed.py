@@ -233,6 +233,23 @@ def test_many_arrays_that_each_make_bytes_of_one_text():
         weighlock.open(checkpoint(table(("x", row(*start, *[one] * 3000)))))
 
 
+@pytest.mark.parametrize("kind", ["encoded", "python 2", "python 2, not ascii"])
+def test_many_wrapped_arrays_over_one_text_share_its_bytes(kind):
+    letters = "é" * 30_000 if "not" in kind else "x" * 60_000
+    start = text(letters) + put(1), glob("_codecs", "encode") + put(2)
+    data = get(2) + get(1) + text("latin1") + TUPLE2 + REDUCE if kind == "encoded" else get(1)
+    inner = array(ints(15_000), data)
+    wrapped = call(glob("torch._utils", "_rebuild_parameter"), inner, TRUE, NONE)
+    of_device = call(
+        glob("torch._utils", "_rebuild_xla_tensor"),
+        *(inner, glob("torch", "bfloat16"), text("xla:0"), FALSE),
+    )
+    many = [wrapped, of_device] * 1000
+    catalog, most = peak(checkpoint(table(("x", row(*start, *many)))))
+    assert len(catalog) == 2000
+    assert most < 16_000_000
+
+
 @pytest.mark.parametrize("wrapped", [False, True], ids=["bytes", "bytearray"])
 def test_one_text_made_into_many_bytes(wrapped):
     encode = glob("_codecs", "encode") + put(2)

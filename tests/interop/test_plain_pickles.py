@@ -12,7 +12,7 @@ import torch
 import weighlock
 from hostile.watching import watched
 from process.plain_server import PlainServer
-from weighlock.errors import FormatError, LimitExceeded, TruncatedFile, WeighlockError
+from weighlock.errors import FormatError, LayoutError, LimitExceeded, TruncatedFile, WeighlockError
 from weighlock.limits import Limits
 
 ARRAY = np.arange(12.0).reshape(3, 4)
@@ -47,6 +47,58 @@ def test_tensors_are_what_they_were(thing, protocol, no_leaks):
                 assert np.array_equal(catalog[name].load(), value), name
                 assert catalog[name].load().dtype == np.asarray(value).dtype.newbyteorder("=")
         assert catalog.extras.get("epoch") == (3 if "epoch" in thing else None)
+
+
+def python2_string(raw, code):
+    if code == "STRING":
+        return b"S" + repr(raw).removeprefix("b").encode() + b"\n"
+    if code == "SHORT_BINSTRING":
+        return b"U" + bytes([len(raw)]) + raw
+    return b"T" + struct.pack("<I", len(raw)) + raw
+
+
+def python2_array(array, code):
+    """What numpy wrote where bytes and text were one type."""
+    kind = b"cnumpy\ndtype\n(U\x02" + array.dtype.str[1:].encode() + b"K\0K\x01tR"
+    kind += b"(K\x03U\x01<NNNI-1\nI-1\nK\0tb"
+    data = python2_string(array.tobytes(), code)
+    if array.shape == ():
+        return b"cnumpy.core.multiarray\nscalar\n(" + kind + data + b"tR"
+    shape = b"(" + b"".join(b"I%d\n" % size for size in array.shape) + b"t"
+    made = b"cnumpy.core.multiarray\n_reconstruct\n(cnumpy\nndarray\n(K\0tU\x01btR"
+    return made + b"(K\x01" + shape + kind + b"\x89" + data + b"tb"
+
+
+@pytest.mark.parametrize("code", ["STRING", "SHORT_BINSTRING", "BINSTRING"])
+def test_arrays_of_python_2_are_read_whatever_their_bytes_are(code):
+    arrays = {
+        "not text": np.array([1.5, -2], "f4"),
+        "zeros": np.zeros((2, 3), "f8"),
+        "ascii": np.frombuffer(b"0123456789abcdef", "<i4"),
+        "utf-8": np.frombuffer("äöüß€€xx".encode(), "u1"),
+        "number": np.asarray(np.float64(0)),
+    }
+    if code != "SHORT_BINSTRING":
+        arrays["long"] = np.zeros(1000, "f4")
+        arrays["long utf-8"] = np.frombuffer(("é" * 1000).encode(), "<i2")
+    pairs = [(python2_string(name.encode(), code), array) for name, array in arrays.items()]
+    raw = b"".join(name + python2_array(array, code) for name, array in pairs)
+    raw = b"\x80\x02}(" + raw + b"u."
+    wanted = pickle.loads(raw, encoding="latin1")
+    catalog = weighlock.open(raw)
+    assert list(catalog) == list(arrays)
+    assert catalog.unreadable == {}
+    for name, value in wanted.items():
+        assert np.array_equal(catalog[name].load(), value), name
+        assert catalog[name].load().dtype == value.dtype
+
+
+def test_an_array_of_python_2_of_another_length_is_refused():
+    array = np.frombuffer(("é" * 1000).encode(), "<i2")
+    raw = b"\x80\x02" + python2_array(array, "BINSTRING") + b"."
+    for size in (999, 1001, 500):
+        with pytest.raises(LayoutError, match=f"takes {2 * size:,} bytes, [12],000 are there"):
+            weighlock.open(raw.replace(b"I1000\n", b"I%d\n" % size))
 
 
 def test_one_array_one_tensor_and_a_module():

@@ -244,7 +244,64 @@ class Marked(torch.nn.Parameter):
     """A Parameter with a class of its own."""
 
 
+class OfDevice:
+    """What torch writes for a tensor of a device without storages, which is not here to be had."""
+
+    def __init__(self, rebuild, data, dtype):
+        self.rebuild = getattr(torch._utils, rebuild)
+        self.args = (data, dtype, "cpu", False)
+
+    def __reduce__(self):
+        return self.rebuild, self.args
+
+
 class TestKinds:
+    @BOTH
+    @pytest.mark.parametrize("protocol", [2, 4])
+    @pytest.mark.parametrize(
+        "rebuild", ["device_tensor_from_numpy", "device_tensor_from_cpu_tensor", "xla_tensor"]
+    )
+    def test_tensors_of_devices_have_their_names_and_types(self, legacy, protocol, rebuild):
+        values = np.linspace(-3, 3, 600, dtype=np.float32).reshape(2, 300)
+        arrays = {
+            dtype: (values, getattr(torch, dtype))
+            for dtype in ("float32", "bfloat16", "float16", "float8_e5m2", "int8", "complex64")
+        }
+        arrays["turned"] = np.asfortranarray(values[:, :3]), torch.bfloat16
+        arrays["number"] = np.array(2.5, np.float32), torch.bfloat16
+        state, wanted = {}, {}
+        for name, (array, dtype) in arrays.items():
+            tensor = torch.from_numpy(array)
+            state[name] = OfDevice(
+                f"_rebuild_{rebuild}", tensor if "cpu" in rebuild else array, dtype
+            )
+            wanted[name] = tensor.to(dtype)
+        raw = saved(state, legacy=legacy, protocol=protocol)
+        assert_same_tensors(raw, wanted)
+        # torch.load turns what lies in a legacy file before it has read it
+        if not legacy or "numpy" in rebuild:
+            assert_same_tensors(raw)
+
+    def test_parameters_of_devices(self):
+        class Parameter:
+            def __reduce__(self):
+                inner = OfDevice("_rebuild_xla_tensor", np.ones((2, 3), "f4"), torch.bfloat16)
+                return torch._utils._rebuild_parameter, (inner, True, {})
+
+        raw = saved({"w": Parameter()})
+        assert_same_tensors(raw)
+        assert list(weighlock.open(raw)) == ["w"]
+
+    def test_tensors_of_devices_that_are_turned_into_what_is_not_read_are_named(self):
+        inner = OfDevice("_rebuild_xla_tensor", np.ones(2, "c8"), torch.float32)
+        other = OfDevice("_rebuild_xla_tensor", np.ones(2, "f4"), torch.complex32)
+        twice = OfDevice("_rebuild_device_tensor_from_cpu_tensor", inner, torch.float64)
+        catalog = weighlock.open(saved({"a": inner, "b": other, "c": twice}))
+        assert list(catalog) == []
+        assert "C64 cannot be cast to F32" in catalog.unreadable["a"]
+        assert "torch.complex32" in catalog.unreadable["b"]
+        assert "torch.float32 and torch.float64" in catalog.unreadable["c"]
+
     @BOTH
     @pytest.mark.parametrize("protocol", [2, 4])
     def test_parameters_buffers_and_tensors_with_attributes(self, legacy, protocol):

@@ -26,6 +26,7 @@ __all__ = [
     "Meaning",
     "Storage",
     "StoredTensor",
+    "Text",
     "Unreadable",
     "check_product",
     "ints",
@@ -74,6 +75,15 @@ class StoredTensor(NamedTuple):
     layout: Layout
     conj: bool = False
     neg: bool = False
+    cast: str = ""
+    """Torch's name of the type its numbers are turned into; "" if they stay what they are."""
+
+
+class Text(NamedTuple):
+    """Bytes that a pickle carries as a text: made late, so that records can share them."""
+
+    text: str
+    encoding: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +94,11 @@ class InlineTensor:
     shape: tuple[int, ...]
     fortran: bool
     data: bytes
+    """As many as the shape needs; none if they are to be made of a text."""
+    text: Text | None = None
+    """What the bytes are made of; whether they are as many as needed is known then."""
+    cast: str = ""
+    """As of a stored one."""
 
 
 @dataclass(frozen=True, slots=True)

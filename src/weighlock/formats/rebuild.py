@@ -5,14 +5,27 @@ touched, and nothing is imported or called. Knows records; not files, and not na
 """
 
 from collections.abc import Mapping
+from dataclasses import replace
 from types import MappingProxyType
 from typing import Any
 
 from weighlock.errors import LayoutError
 from weighlock.formats import rebuild_composed, rebuild_numpy, rebuild_stored
-from weighlock.formats.meanings import Meaning, StoredTensor, Unreadable
+from weighlock.formats.meanings import (
+    ComposedTensor,
+    InlineTensor,
+    Meaning,
+    StoredTensor,
+    Unreadable,
+)
 from weighlock.formats.pickle_records import Call, Global, PersistentId
-from weighlock.formats.rebuild_stored import is_module, old_tensor, storage_of, whole
+from weighlock.formats.rebuild_stored import (
+    is_module,
+    old_tensor,
+    storage_of,
+    torch_dtype,
+    whole,
+)
 from weighlock.formats.torch_names import TENSOR_CLASSES, canonical
 
 __all__ = ["attributes_of", "is_module", "storage_of", "tensor_of"]
@@ -24,20 +37,22 @@ def tensor_of(record: Any) -> Meaning | None:
     Raises:
         LayoutError: it claims to be a tensor and contradicts itself.
     """
-    record = _innermost(record)
+    record, casts = _innermost(record)
     meaning = _stored(record)
     if meaning is None and type(record) is Call and type(record.func) is Global:
         name = canonical(record.func.module, record.func.name)
         compose = rebuild_composed.BUILDERS.get(name)
         if compose is not None:
             _check_untouched(record, name)
-            return compose(record, _plain)
-    return meaning
+            meaning = compose(record, _plain)
+    return _cast(meaning, casts) if casts else meaning
 
 
 def _plain(record: Any) -> Meaning | None:
     """The tensor a record stands for, if it is not composed of others."""
-    return _stored(_innermost(record))
+    record, casts = _innermost(record)
+    meaning = _stored(record)
+    return _cast(meaning, casts) if casts else meaning
 
 
 def _stored(record: Any) -> Meaning | None:
@@ -64,18 +79,40 @@ def _check_untouched(record: Call, name: tuple[str, str]) -> None:
         raise LayoutError(f"a tensor made by {name[1]} has items set on it")
 
 
-def _innermost(record: Any) -> Any:
-    """What is left without wrappers: parameters hold tensors with attributes, those plain ones."""
+def _innermost(record: Any) -> tuple[Any, tuple[str, ...]]:
+    """What is left without wrappers, and the types into which those turn its numbers.
+
+    Parameters hold tensors with attributes, those tensors of a device, those plain ones.
+    """
+    casts: tuple[str, ...] = ()
     for _ in range(16):
         if type(record) is not Call or type(record.func) is not Global:
-            return record
+            return record, casts
         if record.func.name not in _WRAPPERS:
-            return record
-        inner = _unwrapped(canonical(record.func.module, record.func.name), record)
+            return record, casts
+        name = canonical(record.func.module, record.func.name)
+        inner = _unwrapped(name, record)
         if inner is None:
-            return record
+            return record, casts
+        if name in _OF_DEVICE:
+            casts = (*casts, torch_dtype(record.args[1]))
         record = inner
     raise LayoutError("a tensor is wrapped in more than 16 others")
+
+
+def _cast(meaning: Meaning | None, casts: tuple[str, ...]) -> Meaning | None:
+    """A tensor whose numbers are turned into another type: numpy has no bfloat16, for one."""
+    if len(set(casts)) > 1:
+        return Unreadable(f"a tensor that is turned into torch.{casts[1]} and torch.{casts[0]}")
+    if isinstance(meaning, StoredTensor):
+        return meaning._replace(cast=casts[0])
+    if isinstance(meaning, InlineTensor):
+        return replace(meaning, cast=casts[0])
+    if isinstance(meaning, ComposedTensor) and meaning.dtype != casts[0]:
+        return Unreadable(
+            f"a {meaning.kind} tensor of {meaning.dtype} that is turned into torch.{casts[0]}"
+        )
+    return meaning
 
 
 def _unwrapped(name: tuple[str, str], call: Call) -> Any | None:
@@ -90,6 +127,10 @@ def _unwrapped(name: tuple[str, str], call: Call) -> Any | None:
             return state[0]
     elif name in _REBUILD_PARAMETER and args:
         return args[0]
+    elif name in _OF_DEVICE:
+        if len(args) != 4:
+            raise LayoutError(f"a tensor of a device is rebuilt from {len(args)} arguments")
+        return args[0]
     elif name in _FROM_TYPE and len(args) >= 3 and type(args[2]) is tuple:
         inner = Call(args[0], args[2])
         return inner if type(args[0]) is Global else None
@@ -101,9 +142,16 @@ _REBUILD_PARAMETER = {
     ("torch._utils", "_rebuild_parameter"),
     ("torch._utils", "_rebuild_parameter_with_state"),
 }
+_OF_DEVICE = {
+    ("torch._utils", "_rebuild_device_tensor_from_numpy"),
+    ("torch._utils", "_rebuild_device_tensor_from_cpu_tensor"),
+    ("torch._utils", "_rebuild_xla_tensor"),
+}
+"""`(array or tensor, dtype, device, requires_grad)`: of XLA, HPU and others without storages."""
 _WRAPPERS = {
     *("Parameter", "Buffer", "_rebuild_parameter", "_rebuild_parameter_with_state"),
     *("_rebuild_from_type", "_rebuild_from_type_v2"),
+    *(name for _, name in _OF_DEVICE),
 }
 """The last parts of the names above and below: what is not among them wraps nothing."""
 _WITH_STATE = ("torch._utils", "_rebuild_parameter_with_state")

@@ -51,7 +51,7 @@ def _shape(part: _Part) -> tuple[int, ...]:
 
 
 def _dtype(part: _Part) -> str:
-    return part.dtype if isinstance(part, StoredTensor) else str(part.dtype)
+    return part.cast or (part.dtype if isinstance(part, StoredTensor) else str(part.dtype))
 
 
 def _number(value: float, code: str) -> InlineTensor:

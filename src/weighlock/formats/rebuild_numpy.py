@@ -12,6 +12,7 @@ from weighlock.errors import LayoutError
 from weighlock.formats.meanings import (
     InlineTensor,
     Meaning,
+    Text,
     Unreadable,
     check_product,
     ints,
@@ -20,7 +21,17 @@ from weighlock.formats.meanings import (
 from weighlock.formats.pickle_records import Call, Global
 from weighlock.formats.torch_names import canonical
 
-__all__ = ["BUILDERS", "dtype_of", "objects_of", "raw_bytes"]
+__all__ = [
+    "BUILDERS",
+    "NOT_BYTES",
+    "bytes_of",
+    "check_length",
+    "dtype_of",
+    "objects_of",
+    "raw_bytes",
+]
+
+NOT_BYTES = "a numpy array whose data is not bytes"
 
 
 def _numpy(call: Call) -> Meaning | None:
@@ -31,7 +42,7 @@ def _numpy(call: Call) -> Meaning | None:
     dtype = dtype_of(state[2])
     if dtype is None:
         return Unreadable("a numpy array of objects or of a type that is not a number")
-    return _inline(dtype, state[1], state[3] is True, raw_bytes(state[4]))
+    return _inline(dtype, state[1], state[3] is True, _data_of(state[4]))
 
 
 def objects_of(call: Call) -> list[Any]:
@@ -50,7 +61,7 @@ def _from_buffer(call: Call) -> Meaning | None:
     dtype = dtype_of(dtype_record)
     if dtype is None:
         return Unreadable("a numpy array of a type that is not a number")
-    return _inline(dtype, shape, order == "F", raw_bytes(data))
+    return _inline(dtype, shape, order == "F", _data_of(data))
 
 
 def _scalar(call: Call) -> Meaning | None:
@@ -59,21 +70,57 @@ def _scalar(call: Call) -> Meaning | None:
     dtype = dtype_of(call.args[0])
     if dtype is None:
         return None
-    return _inline(dtype, (), False, raw_bytes(call.args[1]))
+    return _inline(dtype, (), False, _data_of(call.args[1]))
 
 
-def _inline(dtype: "np.dtype[Any]", shape: Any, fortran: bool, data: bytes | None) -> Meaning:
+def _data_of(record: Any) -> bytes | Text | None:
+    """The bytes of an array, or the text they are made of."""
+    if type(record) is str:  # Python 2 had one type for both; what is UTF-8 was read as text
+        return Text(record, "utf-8")
+    found = _carried(record)
+    if not isinstance(found, Call):
+        return found
+    text = found.args[0]
+    return Text(text, "latin1") if type(text) is str else None
+
+
+_SMALL = 256
+"""Bytes of an array that are made of a text at once: no more than its record takes as it is."""
+
+
+def _inline(
+    dtype: "np.dtype[Any]", shape: Any, fortran: bool, data: bytes | Text | None
+) -> Meaning:
     sizes = ints(shape, "size")
     check_product(sizes)
-    if data is None:
-        return Unreadable("a numpy array whose data is not bytes")
     wanted = math.prod(sizes) * dtype.itemsize
-    if wanted != len(data):
+    if isinstance(data, Text) and len(data.text) <= wanted <= _SMALL:
+        data = bytes_of(data)
+    if data is None:
+        return Unreadable(NOT_BYTES)
+    if isinstance(data, bytes):
+        check_length(dtype, sizes, len(data))
+        return InlineTensor(dtype, sizes, fortran, data)
+    if data.encoding == "latin1" or len(data.text) > wanted:
+        check_length(dtype, sizes, len(data.text))
+    return InlineTensor(dtype, sizes, fortran, b"", data)
+
+
+def check_length(dtype: "np.dtype[Any]", shape: tuple[int, ...], found: int) -> None:
+    """Raise `LayoutError` unless so many bytes are what an array needs."""
+    wanted = math.prod(shape) * dtype.itemsize
+    if wanted != found:
         raise LayoutError(
-            f"a numpy array of {dtype} {short(sizes)} takes {wanted:,} bytes, "
-            f"{len(data):,} are there"
+            f"a numpy array of {dtype} {short(shape)} takes {wanted:,} bytes, {found:,} are there"
         )
-    return InlineTensor(dtype, sizes, fortran, data)
+
+
+def bytes_of(text: Text) -> bytes | None:
+    """The bytes a text stands for; None if it stands for none."""
+    try:
+        return text.text.encode(text.encoding)
+    except UnicodeEncodeError:
+        return None
 
 
 def dtype_of(record: Any) -> "np.dtype[Any] | None":
@@ -101,6 +148,16 @@ def raw_bytes(record: Any, most: int | None = None) -> bytes | None:
         record: what may be such.
         most: texts that are longer are none. Thousands of records may each make a copy of one.
     """
+    found = _carried(record)
+    if not isinstance(found, Call):
+        return found
+    text = found.args[0]
+    is_long = most is not None and type(text) is str and len(text) > most
+    return None if is_long else _encoded(found)
+
+
+def _carried(record: Any) -> bytes | Call | None:
+    """Bytes, or the record that makes them of a text; None if it is neither."""
     for _ in range(8):  # bytearray(bytearray(…)) may be nested as deep as somebody likes
         if type(record) is bytes:
             return record
@@ -109,8 +166,7 @@ def raw_bytes(record: Any, most: int | None = None) -> bytes | None:
         name = canonical(record.func.module, record.func.name)
         args = record.args
         if name == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
-            is_long = most is not None and type(args[0]) is str and len(args[0]) > most
-            return None if is_long else _encoded(record)
+            return record
         if name in (("builtins", "bytes"), ("builtins", "bytearray")) and not args:
             return b""
         if name != ("builtins", "bytearray"):
@@ -123,10 +179,9 @@ def _encoded(record: Call) -> bytes | None:
     """The bytes of a text, made once for each record."""
     found: bytes | None = getattr(record, "known", None)
     if found is None and type(record.args[0]) is str:
-        try:
-            found = record.known = record.args[0].encode("latin1")
-        except UnicodeEncodeError:
-            return None
+        found = bytes_of(Text(record.args[0], "latin1"))
+        if found is not None:
+            record.known = found
     return found
 
 

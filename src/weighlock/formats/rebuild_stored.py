@@ -24,7 +24,7 @@ from weighlock.formats.rebuild_numpy import raw_bytes
 from weighlock.formats.torch_names import canonical, storage_dtype
 from weighlock.tensors.spec import Layout
 
-__all__ = ["BUILDERS", "is_module", "old_tensor", "storage_of", "view_of", "whole"]
+__all__ = ["BUILDERS", "is_module", "old_tensor", "storage_of", "torch_dtype", "view_of", "whole"]
 
 
 def is_module(record: PersistentId) -> bool:
@@ -131,19 +131,24 @@ def _tensor_v3(call: Call) -> Meaning:
     if len(args) < 7:
         raise LayoutError(f"a tensor is rebuilt from {len(args)} arguments")
     storage = storage_of(args[0])
-    dtype = args[6]
-    if type(dtype) is not Global or canonical(dtype.module, dtype.name)[0] != "torch":
-        raise LayoutError(f"a tensor's dtype is {short(dtype)}")
-    width = _WIDTHS.get(dtype.name)
+    dtype = torch_dtype(args[6])
+    width = _WIDTHS.get(dtype)
     if width is None:
-        return Unreadable(f"torch.{dtype.name} is not read")
+        return Unreadable(f"torch.{dtype} is not read")
     if storage.dtype:
-        raise LayoutError(f"storage {storage.key!r} of {storage.dtype} is used as {dtype.name}")
+        raise LayoutError(f"storage {storage.key!r} of {storage.dtype} is used as {dtype}")
     layout = view_of(storage, storage.available // width, args[1], args[2], args[3])
     conj, neg = _bits(args[7] if len(args) > 7 else None)
-    if conj and not dtype.name.startswith("complex"):
-        raise LayoutError(f"a tensor of {dtype.name} claims to be conjugated")
-    return StoredTensor(storage, dtype.name, layout, conj, neg)
+    if conj and not dtype.startswith("complex"):
+        raise LayoutError(f"a tensor of {dtype} claims to be conjugated")
+    return StoredTensor(storage, dtype, layout, conj, neg)
+
+
+def torch_dtype(record: Any) -> str:
+    """Torch's name of the dtype a record stands for."""
+    if type(record) is not Global or canonical(record.module, record.name)[0] != "torch":
+        raise LayoutError(f"a tensor's dtype is {short(record)}")
+    return record.name
 
 
 def old_tensor(call: Call) -> Meaning:

@@ -10,9 +10,17 @@ from typing import NamedTuple
 import numpy as np
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
-from weighlock.formats.meanings import ComposedTensor, InlineTensor, Meaning, Storage, StoredTensor
+from weighlock.formats.meanings import (
+    ComposedTensor,
+    InlineTensor,
+    Meaning,
+    Storage,
+    StoredTensor,
+)
+from weighlock.formats.rebuild_numpy import NOT_BYTES, bytes_of, check_length
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.adjusted import AdjustedRef
+from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Layout, Span, TensorSpec
@@ -43,15 +51,17 @@ def make_refs(
         swap: numbers are stored with their bytes reversed.
         label: the file, for errors.
     """
-    place_of = _with_inline(place_of)
+    place_of, data_of = _with_inline(place_of), _data_by_text()
     refs: dict[str, TensorRef] = {}
     unreadable: dict[str, str] = {}
     for name, meaning in tensors.items():
         try:
             if isinstance(meaning, StoredTensor):
-                refs[name] = _stored(name, meaning, place_of, swap=swap)
+                ref = _stored(name, meaning, place_of, swap=swap)
+                refs[name] = CastRef.of(ref, _dtype(meaning.cast)) if meaning.cast else ref
             elif isinstance(meaning, InlineTensor):
-                refs[name] = _inline(name, meaning)
+                ref = _inline(name, meaning, data_of(meaning))
+                refs[name] = CastRef.of(ref, _dtype(meaning.cast)) if meaning.cast else ref
             elif isinstance(meaning, ComposedTensor):
                 if not meaning.parts:
                     unreadable[name] = f"it has no data ({meaning.kind}), only a dtype and a shape"
@@ -79,15 +89,35 @@ def _with_inline(place_of: Callable[[Storage], Place]) -> Callable[[Storage], Pl
     return found
 
 
-def _inline(name: str, meaning: InlineTensor) -> TensorRef:
-    flat = np.frombuffer(meaning.data, meaning.dtype)
+def _data_by_text() -> Callable[[InlineTensor], bytes]:
+    """Gives the bytes of arrays; those that lie in one text share what is made of it."""
+    made: dict[tuple[int, str], bytes | None] = {}
+
+    def found(meaning: InlineTensor) -> bytes:
+        text = meaning.text
+        if text is None:
+            return meaning.data
+        key = id(text.text), text.encoding
+        if key not in made:
+            made[key] = bytes_of(text)
+        data = made[key]
+        if data is None:
+            raise UnsupportedDType(NOT_BYTES)
+        check_length(meaning.dtype, meaning.shape, len(data))
+        return data
+
+    return found
+
+
+def _inline(name: str, meaning: InlineTensor, data: bytes) -> TensorRef:
+    flat = np.frombuffer(data, meaning.dtype)
     array = flat.reshape(meaning.shape, order="F" if meaning.fortran else "C")
     if meaning.dtype == meaning.dtype.newbyteorder("<"):
         return ArrayRef.of(name, array)
     # Not turned now: many arrays may lie in the same bytes, and each would take memory of its own.
     spec = TensorSpec(name, DType.of(meaning.dtype), meaning.shape)
     strides = tuple(stride // array.itemsize for stride in array.strides)
-    source = BytesSource(meaning.data, "the pickle")
+    source = BytesSource(data, "the pickle")
     layout = Layout(0, spec.shape, strides) if meaning.fortran else None
     return AdjustedRef(StoredRef(spec, source, Span(0, spec.nbytes), layout), swap=True)
 

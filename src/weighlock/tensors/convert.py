@@ -115,6 +115,9 @@ class CastRef(TensorRef):
     def identity(self) -> Hashable:
         return "cast", self.dtype, self.original.identity()
 
+    def sources(self) -> Iterator[object]:
+        yield from self.original.sources()
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         for piece in self.original.pieces(max_bytes):
             whole = np.frombuffer(piece, np.uint8).view(self.original.dtype.numpy)
