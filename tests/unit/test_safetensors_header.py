@@ -59,6 +59,17 @@ def test_metadata_is_read(metadata):
     assert dict(weighlock.open(content).metadata) == (metadata or {})
 
 
+def test_long_json_in_the_texts_of_metadata_is_read():
+    # trainers of adapters keep how often each tag of each picture occurs there
+    tags = json.dumps({"5_pictures": {f"tag {n}": n % 7 for n in range(70_000)}})
+    metadata = {"ss_tag_frequency": tags, "ss_steps": "7"}
+    for spelled in (tags, "[{," * 70_000):  # with escapes, and without
+        metadata["ss_tag_frequency"] = spelled
+        catalog = weighlock.open(encode({"a": ("U8", (3,), b"abc")}, metadata))
+        assert dict(catalog.metadata) == metadata
+        assert list(catalog) == ["a"]
+
+
 def test_no_tensors():
     assert len(weighlock.open(with_header("{}"))) == 0
     assert len(weighlock.open(with_header('{"__metadata__":{}}  '))) == 0

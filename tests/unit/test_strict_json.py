@@ -1,5 +1,7 @@
 """JSON that means one thing only."""
 
+import json
+
 import pytest
 
 from weighlock.errors import HeaderError
@@ -63,3 +65,41 @@ def test_more_than_allowed_is_refused_before_it_is_built():
     assert strict("[[],[],[]]", tokens=6) == [[], [], []]
     with pytest.raises(HeaderError, match="holds 6 objects, arrays and commas, 5 are expected"):
         strict("[[],[],[]]", tokens=5)
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["[,{" * 5, '[]"[', '\\"[,{', "\\\\", '\\\\"[[[', "é,ü[" * 3],
+    ids=["plain", "quote", "escapes", "backslashes", "all", "utf-8"],
+)
+def test_what_stands_in_texts_is_not_counted(text):
+    value = {text: [text, text]}
+    assert strict(json.dumps(value), tokens=3) == value
+    assert strict(json.dumps(value, ensure_ascii=False), tokens=3) == value
+    with pytest.raises(HeaderError, match="holds 3 objects, arrays and commas, 2 are expected"):
+        strict(json.dumps(value), tokens=2)
+
+
+@pytest.mark.parametrize("before", range(6))
+@pytest.mark.parametrize("text", ['\\"[,', "\\\\[,", '\\\\\\"[,'], ids=["1", "2", "3"])
+def test_a_long_text_may_have_escapes_anywhere(before, text):
+    # what is counted is counted a megabyte at a time
+    value = ["x" * (2**20 - before - 8) + text, 7, "x" * 2**20 + text]
+    assert strict(json.dumps(value), tokens=3) == value
+    with pytest.raises(HeaderError, match="holds 3 objects"):
+        strict(json.dumps(value), tokens=2)
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ('["a", "' + "[" * 100, "cannot be read: Unterminated"),
+        ('["a" \\" ' + "[" * 100, "cannot be read|objects, arrays"),
+        ('["a"' + ",[]" * 100 + ', "]', "holds 202 objects"),
+        ('["a\\\\"' + ",[]" * 100 + "]", "holds 201 objects"),
+    ],
+    ids=["open text", "stray backslash", "open text after many", "escaped backslash"],
+)
+def test_quotes_hide_nothing_that_would_be_built(text, says):
+    with pytest.raises(HeaderError, match=says):
+        strict(text, tokens=5)
