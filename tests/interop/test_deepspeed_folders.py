@@ -215,6 +215,18 @@ def test_a_latest_that_points_elsewhere_is_not_followed(tmp_path, tag):
         weighlock.open(tmp_path / "run")
 
 
+@pytest.mark.parametrize("beside", [["scheduler.pt"], ["scheduler.pt", "rng_state_0.pth", "x.pt"]])
+def test_a_trainer_s_directory_holds_the_model_that_latest_names(tmp_path, beside):
+    write_zero(tmp_path, 2, 2)
+    for name in (*beside, "training_args.bin", "zero_to_fp32.py"):
+        torch.save({"not": torch.ones(1)}, tmp_path / name)
+    with weighlock.open(tmp_path) as catalog:
+        check(catalog)
+    weighlock.save(tmp_path / "model.safetensors", {"whole": torch.ones(1)})
+    with weighlock.open(tmp_path) as catalog:
+        assert list(catalog) == ["whole"]
+
+
 def test_plans_are_a_partition():
     shapes = [{"a": (7,), "b": ()}, {"c": (3, 5), "d": (0, 4)}]
     flat = plan_stages_1_and_2(shapes, [[4, 8], [4, 8]])

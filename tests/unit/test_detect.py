@@ -2,6 +2,7 @@
 
 import os
 import pickle
+import re
 from pathlib import Path
 
 import numpy as np
@@ -131,6 +132,85 @@ def test_a_directory_of_one_file_or_one_index(tmp_path, path):
         entry.unlink()
     with pytest.raises(FormatError, match="holds no"):
         weighlock.open(tmp_path)
+
+
+DIRECTORIES = {
+    "transformers": ["model.safetensors", "config.json", "tokenizer.json"],
+    "transformers, all frameworks": [
+        *("model.safetensors", "pytorch_model.bin", "tf_model.h5", "flax_model.msgpack"),
+        *("rust_model.ot", "training_args.bin"),
+    ],
+    "transformers, old": ["pytorch_model.bin", "training_args.bin"],
+    "transformers, a variant": ["model.safetensors", "model.fp16.safetensors"],
+    "transformers, variants in shards": [
+        *("model.safetensors", "model.fp32-00001-of-00002.safetensors"),
+        *("model.fp32-00002-of-00002.safetensors", "model.safetensors.index.fp32.json"),
+    ],
+    "transformers, only a variant": ["model.fp16.safetensors"],
+    "diffusers": ["diffusion_pytorch_model.safetensors", "config.json"],
+    "diffusers, a variant": [
+        "diffusion_pytorch_model.safetensors",
+        *("diffusion_pytorch_model.fp16.safetensors", "diffusion_pytorch_model.non_ema.bin"),
+    ],
+    "diffusers, old": [
+        *("diffusion_pytorch_model.bin", "diffusion_pytorch_model.fp16.bin"),
+    ],
+    "peft": ["adapter_model.safetensors", "adapter_config.json"],
+    "peft, old": ["adapter_model.bin", "adapter_config.json"],
+    "peft, while it is trained": [
+        *("adapter_model.bin", "optimizer.pt", "scheduler.pt", "rng_state.pth"),
+        *("training_args.bin", "scaler.pt", "trainer_state.json"),
+    ],
+    "accelerate": [
+        *("pytorch_model.bin", "optimizer.bin", "scheduler.bin", "sampler.bin"),
+        *("random_states_0.pkl", "random_states_1.pkl", "scaler.pt"),
+    ],
+    "trainer": [
+        *("model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state_0.pth"),
+        *("rng_state_1.pth", "training_args.bin"),
+    ],
+    "llama": ["consolidated.00.pth", "params.json"],
+    "a checkpoint beside binaries": ["best.pt", "vocabulary.bin", "lexicon.bin"],
+    "some binary": ["whatever.bin"],
+    "the name begins alike": ["optimizers.pt", "optimizer.pt"],
+}
+
+
+@pytest.mark.parametrize("names", DIRECTORIES.values(), ids=DIRECTORIES)
+def test_the_model_of_a_directory_of_each_library(tmp_path, names):
+    """It is the first of these names."""
+    for name in names:
+        (tmp_path / name).write_bytes(CONTENT if name == names[0] else b"something else")
+    with weighlock.open(tmp_path) as catalog:
+        assert list(catalog) == ["a"]
+
+
+@pytest.mark.parametrize(
+    ("names", "says"),
+    [
+        (["model.safetensors", "consolidated.safetensors"], "2 candidates (consolidated.saf"),
+        (["a.safetensors", "a.fp16.safetensors"], "(a.fp16.safetensors, a.safetensors): open"),
+        (["consolidated.00.pth", "consolidated.01.pth"], "(consolidated.00.pth, consolidated.01"),
+        (["a.bin", "b.bin", "c.bin"], "3 candidates (a.bin, b.bin, c.bin): open one by name"),
+        (["a.pt", "b.pt", "c.pt", "d.pt"], "4 candidates (a.pt, b.pt, c.pt, …): open one by name"),
+        (["pytorch_model-00001-of-00002.bin", "pytorch_model-00002-of-00002.bin"], "2 candidates"),
+        (["optimizer.pt", "scheduler.pt"], "no model, only what training goes on from (optimizer"),
+        (["model_index.json", "unet", "vae"], "pipeline of several models: open one of its dir"),
+        (["README.md"], "no model: no *.safetensors, *.bin"),
+    ],
+    ids=lambda value: value[0] if isinstance(value, list) else "",
+)
+def test_a_directory_of_which_nobody_can_know_the_model(tmp_path, names, says):
+    for name in names:
+        (tmp_path / name).write_bytes(CONTENT)
+    with pytest.raises(FormatError, match=re.escape(says)):
+        weighlock.open(tmp_path)
+
+
+def test_what_training_goes_on_from_can_be_opened_by_name(tmp_path):
+    (tmp_path / "optimizer.pt").write_bytes(CONTENT)
+    with weighlock.open(tmp_path / "optimizer.pt") as catalog:
+        assert list(catalog) == ["a"]
 
 
 def test_an_index_counts_more_than_the_files_beside_it(tmp_path):

@@ -2,6 +2,7 @@
 
 import codecs
 import os
+import re
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import FormatError, SourceError
@@ -101,11 +102,25 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
 
 
 # What a directory may hold its model as. Where it holds it in two formats, the first kind counts.
-_MODELS = (
-    (".safetensors.index.json", ".safetensors"),
-    (".bin.index.json", "pytorch_model.bin"),
-    ((".pt", ".pth", ".ckpt"),),
-    ((".gguf", ".npz", ".npy"),),
+_MODELS: tuple[str | tuple[str, ...], ...] = (
+    *(".safetensors.index.json", ".safetensors"),
+    *(".bin.index.json", "pytorch_model.bin", "adapter_model.bin"),
+    "latest",  # of a run with DeepSpeed: the name of the folder that it wrote last
+    (".pt", ".pth", ".ckpt"),
+    (".gguf", ".npz", ".npy"),
+    ".bin",
+)
+
+# What trainers put beside a model to go on from: never the model.
+_OF_TRAINING = re.compile(
+    r"(?:optimizer|scheduler|scaler|sampler|rng_state|random_states|training_args)"
+    r"(?:[\d._-].*)?\.(?:pt|pth|bin|pkl)"
+)
+
+# The same weights in another precision, whole or in shards, beside those that are read by default.
+_VARIANT = re.compile(
+    r"(model|pytorch_model|diffusion_pytorch_model|adapter_model)"
+    r"\.\w+(?:-\d{5}-of-\d{5})?(\.safetensors|\.bin)"
 )
 
 
@@ -121,25 +136,53 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
     if spread is not None:
         return spread
     names = [name for name in names if not name.startswith(".")]
-    for endings in _MODELS:
-        for ending in endings:
-            found = [name for name in names if name.endswith(ending)]
-            if len(found) == 1:
-                return _open_path(os.path.join(path, found[0]), limits)
-            if found:
-                raise FormatError(
-                    f"holds {len(found)} candidates ({', '.join(found[:3])}, …): open one by name",
-                    source=path,
-                )
-    if "latest" in names:
-        from weighlock.formats.deepspeed import tag_in
+    models = [name for name in names if not _OF_TRAINING.fullmatch(name)]
+    known = set(models)
+    for ending in _MODELS:
+        if ending == "latest":
+            tag = _tag_in(path, names)
+            if tag is not None:
+                return _open_directory(tag, limits)
+            continue
+        found = [name for name in models if name.endswith(ending) and not _is_variant(name, known)]
+        if len(found) == 1:
+            return _open_path(os.path.join(path, found[0]), limits)
+        if found:
+            raise FormatError(
+                f"holds {len(found)} candidates ({_listed(found)}): open one by name", source=path
+            )
+    raise FormatError(_no_model(names), source=path)
 
-        tag = tag_in(path, names)
-        if tag is not None:
-            return _open_directory(tag, limits)
-    raise FormatError(
-        "holds no model: no *.safetensors, *.bin, *.pt, *.gguf, *.npz, *.index.json", source=path
-    )
+
+def _is_variant(name: str, names: set[str]) -> bool:
+    """Whether the file of which this is a variant is there, too."""
+    match = _VARIANT.fullmatch(name)
+    return match is not None and match[1] + match[2] in names
+
+
+def _tag_in(path: str, names: list[str]) -> str | None:
+    """The folder that a run with DeepSpeed wrote last, if this is such a run's directory."""
+    if "latest" not in names:
+        return None
+    from weighlock.formats.deepspeed import tag_in
+
+    return tag_in(path, names)
+
+
+def _no_model(names: list[str]) -> str:
+    """What to say of a directory in which no model was found."""
+    if "model_index.json" in names:
+        return "holds a pipeline of several models: open one of its directories by name"
+    found = list(filter(_OF_TRAINING.fullmatch, names))
+    if found:
+        return (
+            f"holds no model, only what training goes on from ({_listed(found)}): open one by name"
+        )
+    return "holds no model: no *.safetensors, *.bin, *.pt, *.gguf, *.npz, *.index.json"
+
+
+def _listed(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (", …" if len(names) > 3 else "")
 
 
 def _open_spread(path: str, names: list[str], limits: Limits) -> "Catalog | None":
