@@ -278,6 +278,44 @@ def test_cache_of_links_into_one_directory_of_blobs_is_read(tmp_path):
         }
 
 
+@pytest.mark.parametrize("kept", ["the index", "one shard as well"])
+def test_links_into_the_hub_s_cache_beside_a_copy_of_the_index_are_read(model, tmp_path, kept):
+    """What downloads to a directory left: small files copied, large ones as links."""
+    write_index(model, {"t1": "s1.safetensors", "t2": "s2.safetensors"})
+    cache = tmp_path / "hub" / "models--someone--something"
+    (cache / "snapshots").mkdir(parents=True)
+    linked = ["s1.safetensors", "s2.safetensors"][: 2 if kept == "the index" else 1]
+    link_into_blobs(model, cache / "blobs", linked)
+    assert set(everything(model)) == {"t1", "t2"}
+    (cache / "blobs" / f"{0:064x}").unlink()
+    refused(model / INDEX, TruncatedFile, "'s1.safetensors'")
+
+
+@pytest.mark.parametrize(
+    "target",
+    [
+        "hub/models--a--b/blobs/secret.safetensors",
+        "hub/models--a--b/blobs/" + "0" * 63,
+        "hub/models--a--b/blobs/" + "G" * 64,
+        "hub/models--a--b/blobs/deeper/" + "0" * 64,
+        "hub/models--a--b/" + "0" * 64,
+        "hub/models--a--b/refs/" + "0" * 40,
+        "hub/models--no-cache/blobs/" + "0" * 64,
+        "hub/datasets--a--b/blobs/" + "0" * 64,
+        "blobs/" + "0" * 64,
+    ],
+)
+def test_link_to_what_only_looks_like_a_cache_is_not_followed(model, tmp_path, target):
+    for kind in ("models", "datasets"):
+        (tmp_path / "hub" / f"{kind}--a--b" / "snapshots").mkdir(parents=True)
+    secret = tmp_path / target
+    secret.parent.mkdir(parents=True, exist_ok=True)
+    secret.write_bytes((model / "s1.safetensors").read_bytes())
+    (model / "link.safetensors").symlink_to(f"../{target}")
+    index = write_index(model, {"t1": "link.safetensors"})
+    refused(index, LayoutError, "'link.safetensors'", "cp -rL")
+
+
 def test_linked_model_directory_is_read(model, tmp_path):
     write_index(model, {"t1": "s1.safetensors", "t2": "s2.safetensors"})
     (tmp_path / "link").symlink_to(model)

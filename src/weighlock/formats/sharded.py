@@ -4,6 +4,7 @@ Names are known from the index alone; a shard is opened when one of its tensors 
 """
 
 import os
+import re
 import reprlib
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -165,22 +166,40 @@ def _check_index(index: Any, path: str) -> tuple[dict[str, str], dict[str, str]]
 
 
 def confined(index_path: str, name: str) -> str:
-    """The path of a shard, which must be there and lie beside its index."""
+    """The path of a shard, which must be there and lie beside its index.
+
+    A link is followed to a file beside it, to one beside the index if that is a link itself (all
+    names in a snapshot of the hub's cache are links into one directory of blobs), and to a blob of
+    the hub's cache (downloads put such links beside a copy of the index). Any other link is refused
+    unopened: whoever sends a directory could make it lead to any file of whoever opens it.
+    """
     directory = os.path.dirname(os.path.abspath(index_path))
     path = os.path.join(directory, name)
     if not os.path.lexists(path):
         raise TruncatedFile(f"names the shard {name!r}, which is not there", source=index_path)
-    # A cache may keep the index and the shards as links into one directory of blobs, side by side;
-    # a link to anywhere else would read a file the index has no business with.
     home = {os.path.realpath(directory), os.path.dirname(os.path.realpath(index_path))}
     target = os.path.realpath(path)
-    if os.path.dirname(target) not in home:
+    if os.path.dirname(target) not in home and not _is_blob(target):
         raise LayoutError(
-            f"names the shard {name!r}, which is a link out of its directory", source=index_path
+            f"names the shard {name!r}, which is a link out of its directory: put a copy of the "
+            "file in its place (`cp -rL` copies a directory so)",
+            source=index_path,
         )
     if not os.path.exists(target):
         raise TruncatedFile(f"names the shard {name!r}, a link to nothing", source=index_path)
     return path
+
+
+_BLOB = re.compile(r"[0-9a-f]{40}(?:[0-9a-f]{24})?")
+
+
+def _is_blob(target: str) -> bool:
+    """Whether this is where the hub's cache keeps a file: `models--…/blobs/<digest>`."""
+    blobs, name = os.path.split(target)
+    model, kind = os.path.split(blobs)
+    is_model = os.path.basename(model).startswith("models--") and kind == "blobs"
+    is_there = is_model and os.path.isdir(os.path.join(model, "snapshots"))
+    return is_there and _BLOB.fullmatch(name) is not None
 
 
 class ShardedRefs(Mapping[str, TensorRef]):
