@@ -5,6 +5,7 @@ import pickle
 import struct
 from collections import OrderedDict
 
+import ml_dtypes
 import numpy as np
 import pytest
 import torch
@@ -13,6 +14,7 @@ import weighlock
 from hostile.watching import watched
 from process.plain_server import PlainServer
 from weighlock.errors import FormatError, LayoutError, LimitExceeded, TruncatedFile, WeighlockError
+from weighlock.formats.torch_names import is_known
 from weighlock.limits import Limits
 
 ARRAY = np.arange(12.0).reshape(3, 4)
@@ -99,6 +101,37 @@ def test_an_array_of_python_2_of_another_length_is_refused():
     for size in (999, 1001, 500):
         with pytest.raises(LayoutError, match=f"takes {2 * size:,} bytes, [12],000 are there"):
             weighlock.open(raw.replace(b"I1000\n", b"I%d\n" % size))
+
+
+@pytest.mark.parametrize("protocol", range(6))
+@pytest.mark.parametrize(
+    ("name", "dtype"),
+    [
+        ("bfloat16", "BF16"),
+        ("float8_e4m3fn", "F8_E4M3"),
+        ("float8_e5m2", "F8_E5M2"),
+        ("float8_e8m0fnu", "F8_E8M0"),
+        ("float8_e4m3fnuz", "F8_E4M3FNUZ"),
+        ("float8_e5m2fnuz", "F8_E5M2FNUZ"),
+    ],
+)
+def test_arrays_of_types_that_numpy_lacks(name, dtype, protocol):
+    array = np.arange(1, 13).reshape(3, 4).astype(getattr(ml_dtypes, name))
+    thing = {"c": array, "f": np.asfortranarray(array), "number": array[0, 1]}
+    catalog = weighlock.open(pickle.dumps(thing, protocol))
+    assert list(catalog) == ["c", "f", "number"]
+    for key, ref in catalog.items():
+        assert ref.dtype == dtype
+        assert ref.load().tobytes() == thing[key].tobytes()
+    assert catalog.extras == {"number": 2.0}
+    assert all(is_known(*name) for name in catalog.globals if name[0] == "ml_dtypes")
+
+
+def test_arrays_of_types_that_nothing_else_has_are_named():
+    array = np.zeros(3, ml_dtypes.int4)
+    catalog = weighlock.open(pickle.dumps({"a": array, "w": ARRAY}, 4))
+    assert list(catalog) == ["w"]
+    assert list(catalog.unreadable) == ["a"]
 
 
 def test_one_array_one_tensor_and_a_module():

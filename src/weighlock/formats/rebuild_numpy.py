@@ -19,7 +19,8 @@ from weighlock.formats.meanings import (
     short,
 )
 from weighlock.formats.pickle_records import Call, Global
-from weighlock.formats.torch_names import canonical
+from weighlock.formats.torch_names import ML_DTYPES, canonical
+from weighlock.tensors.dtypes import DType
 
 __all__ = [
     "BUILDERS",
@@ -124,15 +125,23 @@ def bytes_of(text: Text) -> bytes | None:
 
 
 def dtype_of(record: Any) -> "np.dtype[Any] | None":
-    """A number type from `dtype('f4', False, True)` and its state; None for anything else."""
+    """A number type from `dtype('f4', False, True)` and its state; None for anything else.
+
+    In place of the code stands the class of a type that numpy lacks.
+    """
     if type(record) is not Call or type(record.func) is not Global or not record.args:
         return None
     module, name = canonical(record.func.module, record.func.name)
     code = record.args[0]
-    if (module, name) != ("numpy", "dtype") or type(code) is not str or code not in _NUMBERS:
+    if (module, name) != ("numpy", "dtype"):
         return None
     state = record.states[-1] if record.states else None
     order = state[1] if type(state) is tuple and len(state) > 1 else "<"
+    if type(code) is Global:
+        is_read = code.module == "ml_dtypes" and code.name in ML_DTYPES and order != ">"
+        return DType.of(code.name).numpy if is_read else None
+    if type(code) is not str or code not in _NUMBERS:
+        return None
     return np.dtype((">" if order == ">" else "<") + code if code != "b1" else "?")
 
 

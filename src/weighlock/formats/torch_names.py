@@ -6,6 +6,7 @@ Knows which names are harmless to name; what records with these names mean is `r
 import functools
 
 __all__ = [
+    "ML_DTYPES",
     "STORAGE_DTYPES",
     "STORAGE_WIDTHS",
     "TENSOR_CLASSES",
@@ -57,6 +58,12 @@ STORAGE_WIDTHS = {
 TENSOR_CLASSES = {
     name.replace("Storage", "Tensor"): dtype for name, dtype in STORAGE_DTYPES.items()
 }
+
+ML_DTYPES = (
+    *("bfloat16", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu"),
+    *("float8_e4m3fnuz", "float8_e5m2fnuz"),
+)
+"""Element types of numpy arrays that numpy itself lacks, of those that are read."""
 
 _UTILS = (
     "_rebuild_tensor",
@@ -131,6 +138,7 @@ _KNOWN = {
     ("numpy._core.numeric", "_frombuffer"),
     ("numpy", "dtype"),
     ("numpy", "ndarray"),
+    *(("ml_dtypes", name) for name in ML_DTYPES),
     ("argparse", "Namespace"),
     ("types", "SimpleNamespace"),
     ("pathlib", "Path"),
