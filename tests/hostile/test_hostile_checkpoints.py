@@ -757,7 +757,7 @@ ARCHIVES = [
     refused("d21 a directory of 4 GB", checkpoint(size=2**32 - 1), LayoutError),
     refused("d22 junk before it", checkpoint(prefix=b"junk"), FormatError),
     refused("d22 an archive before it", checkpoint(prefix=checkpoint()), LayoutError),
-    refused("d23 junk behind it", checkpoint(suffix=b"junk"), TruncatedFile),
+    refused("d23 junk behind it", checkpoint(suffix=b"junk"), LayoutError, "4 bytes follow"),
     refused("d23 junk of 70 KB behind it", checkpoint(suffix=bytes(70_000)), TruncatedFile),
     opens("d25 no version", archive(members()[:-1])),
     opens("d27 no prefix", archive([Member("data.pkl", pickled(GOOD)), Member("data/0", FLOATS)])),

@@ -107,7 +107,17 @@ ARCHIVES = {
         LayoutError,
         "reserved",
     ),
-    "a name of 5,000 bytes": (packed({"a" * 5000 + ".npy": GOOD_ARRAY}), FormatError, ""),
+    "a name of 5,000 bytes": (packed({"a" * 5000 + ".npy": GOOD_ARRAY}), LimitExceeded, "5,000"),
+    "a checkpoint with an array": (
+        packed({"a/data.pkl": b"\x80\x02}.", "b.npy": GOOD_ARRAY}),
+        LayoutError,
+        "'b.npy' lies outside",
+    ),
+    "a checkpoint after an array and something else": (
+        packed({"x": b"", "a.npy": GOOD_ARRAY, "a/data.pkl": b"\x80\x02}."}),
+        LayoutError,
+        "'x' lies outside",
+    ),
 }
 
 

@@ -76,6 +76,26 @@ def test_an_archive_is_what_numpy_saved(tmp_path, save):
 ZEROS = np.zeros((2, 2))
 
 
+@pytest.mark.parametrize(
+    "before", ["meta.json", "arrays/", "x" * 600 + ".json", "x" * 600 + ".npy"], ids=len
+)
+def test_an_archive_of_arrays_may_begin_with_anything(before):
+    array = np.arange(6.0).reshape(2, 3)
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as archive:
+        archive.writestr(before, saved(array) if before.endswith(".npy") else b"")
+        archive.writestr("w.npy", saved(array))
+        archive.writestr("W.npy", saved(array + 1))
+    catalog = weighlock.open(buffer.getvalue())
+    names = ["w", "W"]
+    if before.endswith(".npy"):
+        names.insert(0, before.removesuffix(".npy"))
+    else:
+        assert catalog.notes == (f"member {before!r} is no array and left out",)
+    assert list(catalog) == names
+    assert np.array_equal(catalog["W"].load(), array + 1)
+
+
 def test_a_directory_of_one_archive_opens_it(tmp_path):
     np.savez(tmp_path / "a.npz", x=np.ones(3))
     with weighlock.open(tmp_path) as catalog:

@@ -782,6 +782,10 @@ class TestContainers:
             for name, tensor in views().items():
                 assert_same(catalog[name], tensor)
 
+    def test_what_follows_an_archive_is_told(self):
+        with pytest.raises(FormatError, match="4 bytes follow the end of the archive"):
+            weighlock.open(saved({"w": torch.ones(2)}) + b"junk")
+
     def test_a_zip_archive_of_something_else(self):
         file = io.BytesIO()
         with zipfile.ZipFile(file, "w") as archive:

@@ -14,6 +14,7 @@ from weighlock.formats.tar_directory import is_tar
 from weighlock.formats.torch_legacy import is_legacy, open_torch_legacy
 from weighlock.formats.torch_tar import open_torch_tar
 from weighlock.formats.torch_zip import open_torch_zip
+from weighlock.formats.zip_directory import read_directory
 from weighlock.limits import Limits
 from weighlock.sources.base import Source
 from weighlock.sources.local import BytesSource, FileSource
@@ -218,12 +219,7 @@ def _open_source(source: Source, limits: Limits) -> "Catalog":
     source.read_into(0, memoryview(buffer))
     first = bytes(buffer)
     if first.startswith(b"PK\x03\x04") and first[4:9] != b"\0\0\0\0{":
-        name_end = 30 + int.from_bytes(first[26:28], "little")
-        if first[30:name_end].endswith(b".npy"):  # the first member of an archive of arrays is one
-            from weighlock.formats.npz import open_npz
-
-            return open_npz(source, limits)
-        return open_torch_zip(source, limits)
+        return _open_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)
     if is_tar(first) and first[8:9] != b"{":
@@ -235,6 +231,16 @@ def _open_source(source: Source, limits: Limits) -> "Catalog":
     if impostor:
         raise FormatError(f"is {impostor}", source=source.label)
     return open_safetensors(source, limits)
+
+
+def _open_zip(source: Source, limits: Limits) -> "Catalog":
+    members = read_directory(source, limits, fold_case=False)
+    if any(name.endswith(".npy") for name in members):
+        from weighlock.formats.npz import is_npz, open_npz
+
+        if is_npz(members):
+            return open_npz(source, limits, members)
+    return open_torch_zip(source, limits, members)
 
 
 def _open_other(source: Source, limits: Limits, first: bytes) -> "Catalog | None":

@@ -3,13 +3,14 @@
 ZIP itself is `zip_directory`'s, the header of an array `npy`'s.
 """
 
+from collections.abc import Iterable
 from functools import partial
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LayoutError, UnsupportedDType
 from weighlock.formats.heads import Heads
 from weighlock.formats.npy import array_ref, read_header, trailing
-from weighlock.formats.zip_directory import DEFLATED, Member, head_spans, read_directory
+from weighlock.formats.zip_directory import DEFLATED, Member, head_spans
 from weighlock.formats.zip_members import check_members, member_place
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
@@ -20,26 +21,43 @@ if TYPE_CHECKING:
     from weighlock.sources.base import Source
     from weighlock.tensors.ref import TensorRef
 
-__all__ = ["open_npz"]
+__all__ = ["is_npz", "open_npz"]
 
 _SUFFIX = ".npy"
+_PICKLE = "data.pkl"
+"""What a checkpoint has, and an archive of arrays has not."""
 
 
-def open_npz(source: "Source", limits: Limits | None = None) -> Catalog:
-    """The catalog of an archive of arrays. Reads the directory and the headers of the arrays.
+def is_npz(members: Iterable[str]) -> bool:
+    """Whether an archive with members of these names, in its own order, is one of arrays.
+
+    Numpy writes nothing but arrays; others put something before or between them.
+    """
+    names = list(members)
+    if names and names[0].endswith(_SUFFIX):
+        return True
+    has_arrays = any(name.endswith(_SUFFIX) for name in names)
+    return has_arrays and not any(name.rsplit("/", 1)[-1] == _PICKLE for name in names)
+
+
+def open_npz(source: "Source", limits: Limits, members: dict[str, Member]) -> Catalog:
+    """The catalog of an archive of arrays. Reads the headers of the arrays.
+
+    Args:
+        source: the archive.
+        limits: what it may ask for.
+        members: what its directory says.
 
     Raises:
         FormatError: the archive is broken, or could be read in two ways.
         LimitExceeded: it asks for more than the limits allow.
     """
-    limits = limits or Limits()
-    members = read_directory(source, limits, fold_case=False)
     headers = Heads(source, head_spans(members.values()))
     refs: dict[str, TensorRef] = {}
     unreadable: dict[str, str] = {}
     notes: list[str] = []
     for member in members.values():
-        if member.name.rsplit("/", 1)[-1] == "data.pkl":
+        if member.name.rsplit("/", 1)[-1] == _PICKLE:
             raise LayoutError(
                 f"has arrays and {member.name!r}: it could be a checkpoint as well",
                 source=source.label,

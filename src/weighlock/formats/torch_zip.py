@@ -22,7 +22,13 @@ from weighlock.formats.torch_script import (
     code_note,
     with_constants,
 )
-from weighlock.formats.zip_directory import Member, head_spans, inflated, read_directory
+from weighlock.formats.zip_directory import (
+    Member,
+    check_case,
+    head_spans,
+    inflated,
+    read_directory,
+)
 from weighlock.formats.zip_members import check_members, member_place
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
@@ -35,15 +41,25 @@ __all__ = ["open_torch_zip"]
 _UNCHECKED = "it was written without checksums: damaged data cannot be told from sound data"
 
 
-def open_torch_zip(source: "Source", limits: Limits | None = None) -> Catalog:
+def open_torch_zip(
+    source: "Source", limits: Limits | None = None, members: dict[str, Member] | None = None
+) -> Catalog:
     """The catalog of a ZIP checkpoint. Reads the directory, the pickle and local headers only.
+
+    Args:
+        source: the archive.
+        limits: what it may ask for.
+        members: what its directory says, if that was read already.
 
     Raises:
         FormatError: the archive or its pickle is broken, or could be read in two ways.
         LimitExceeded: it asks for more than the limits allow.
     """
     limits = limits or Limits()
-    archive = _Archive(source, limits)
+    if members is None:
+        members = read_directory(source, limits)
+    check_case(members, source.label)
+    archive = _Archive(source, members)
     tree, named = _read_tree(archive, source, limits)
     refs, unreadable = make_refs(
         tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
@@ -83,9 +99,9 @@ def _read_pickle(archive: "_Archive", name: str, source: "Source", limits: Limit
 class _Archive:
     """The members of a checkpoint, and where the storages they hold lie."""
 
-    def __init__(self, source: "Source", limits: Limits) -> None:
+    def __init__(self, source: "Source", members: dict[str, Member]) -> None:
         self._source = source
-        self._members = read_directory(source, limits)
+        self._members = members
         # torch.serialization.set_crc32_options(False) writes 0 for every member.
         self.has_checksums = any(member.crc for member in self._members.values())
         self.prefix = self._find_prefix()

@@ -8,7 +8,7 @@ ZIP; not what is in it.
 import codecs
 import struct
 import zlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, NamedTuple, TypeAlias
 
 from weighlock.errors import FormatError, HeaderError, LayoutError, TruncatedFile
@@ -24,6 +24,7 @@ __all__ = [
     "DEFLATED",
     "Member",
     "archives_in",
+    "check_case",
     "data_span",
     "head_spans",
     "inflated",
@@ -85,7 +86,20 @@ def read_directory(
         raw = bytearray(span.length)
         source.read_into(span.offset, memoryview(raw))
     entries = _entries(bytes(raw), count, source.label)
-    return _checked(entries, span.offset, source.label, str.casefold if fold_case else str)
+    found = _checked(entries, span.offset, source.label)
+    if fold_case:
+        check_case(found, source.label)
+    return found
+
+
+def check_case(names: Iterable[str], label: str) -> None:
+    """Raise `LayoutError` if two names differ only in case."""
+    folded: set[str] = set()
+    for name in names:
+        alike = name.casefold()
+        if alike in folded:
+            raise LayoutError(f"member {name!r} is there twice", source=label)
+        folded.add(alike)
 
 
 def _locate(source: "Source") -> tuple[int, Span, bytearray]:
@@ -95,13 +109,23 @@ def _locate(source: "Source") -> tuple[int, Span, bytearray]:
     start = source.size - tail_bytes
     source.read_into(start, memoryview(tail))
     ends = []
+    followed = 0
     at = tail.find(b"PK\5\6")
     while at >= 0:
         if at + _END.size <= len(tail):
-            comment = int.from_bytes(tail[at + 20 : at + 22], "little")
-            if at + _END.size + comment == len(tail):
+            _, _, _, _, _, size, offset, comment = _END.unpack_from(tail, at)
+            left = len(tail) - (at + _END.size + comment)
+            if not left:
                 ends.append(at)
+            elif left > 0 and (offset + size == start + at or _has_locator(tail, at)):
+                followed = left
         at = tail.find(b"PK\5\6", at + 1)
+    if not ends and followed:
+        raise LayoutError(
+            f"{followed:,} bytes follow the end of the archive: another reader could find another "
+            "archive in them; cut them off if they are none of it",
+            source=source.label,
+        )
     if not ends:
         raise TruncatedFile(
             "the archive has no end record: was a download cut off?", source=source.label
@@ -111,7 +135,7 @@ def _locate(source: "Source") -> tuple[int, Span, bytearray]:
     at = ends[0]
     _, disk, directory_disk, here, count, size, offset, _ = _END.unpack_from(tail, at)
     stop = start + at
-    if at >= _LOCATOR.size and tail[at - _LOCATOR.size : at - 16] == b"PK\6\7":
+    if _has_locator(tail, at):
         count, size, offset, stop = _zip64(source, tail, start, at, (count, size, offset))
     elif disk or directory_disk or here != count:
         raise FormatError("the archive is spread over several files", source=source.label)
@@ -121,6 +145,11 @@ def _locate(source: "Source") -> tuple[int, Span, bytearray]:
             source=source.label,
         )
     return count, Span(offset, size), tail
+
+
+def _has_locator(tail: bytearray, at: int) -> bool:
+    """Whether the end record there is only the short form of one with 64 bits."""
+    return at >= _LOCATOR.size and tail[at - _LOCATOR.size : at - 16] == b"PK\6\7"
 
 
 def archives_in(source: "Source", limits: Limits) -> list[Window]:
@@ -246,16 +275,13 @@ def _wide(
     return narrow
 
 
-def _checked(
-    entries: list[_Entry], directory: int, label: str, fold: Callable[[str], str]
-) -> dict[str, Member]:
+def _checked(entries: list[_Entry], directory: int, label: str) -> dict[str, Member]:
     """Members with the place where each must have ended; none twice, none over another."""
     entries.sort()
     if entries and entries[0][0]:
         raise LayoutError(f"{entries[0][0]:,} bytes come before the first member", source=label)
     limits = [entry[0] for entry in entries[1:]] + [directory]
     found: dict[str, Member] = {}
-    folded: set[str] = set()
     for entry, limit in zip(entries, limits, strict=False):
         header, name, flags, method, crc, stored, size = entry
         if header + _LOCAL.size + stored > limit:
@@ -264,10 +290,8 @@ def _checked(
                 f"reaches over what begins at {limit:,}",
                 source=label,
             )
-        alike = fold(name)
-        if alike in folded:
+        if name in found:
             raise LayoutError(f"member {name!r} is there twice", source=label)
-        folded.add(alike)
         found[name] = Member(name, flags, method, crc, stored, size, header, limit)
     return found
 
