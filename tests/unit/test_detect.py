@@ -1,8 +1,11 @@
 """What can be opened, and what is said of what cannot."""
 
+import io
 import os
 import pickle
 import re
+import zipfile
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +17,25 @@ from weighlock.errors import FormatError, SourceError, TruncatedFile
 from weighlock.sources.local import FileSource
 
 CONTENT = encode({"a": ("U8", (3,), b"abc")}, {"step": "7"})
+
+
+FLAX = (
+    b"\x81\xa6params\x81\xa7Dense_0\x81\xa6kernel\xc7\x1e\x01"
+    b"\x93\x92\x02\x02\xa7float32\xc4\x10" + bytes(16)
+)
+ONNX = b"\x08\x0e\x12\x07pytorch\x1a\x052.1.0:\xa2\x1c\x12\x01g" + bytes(200)
+JOBLIB = (
+    b"\x80\x04}\x94\x8c\x01a\x94\x8c\x13joblib.numpy_pickle\x94\x8c\x11NumpyArrayWrapper\x94\x93\x94"
+    b")\x81\x94}\x94\x8c\x05shape\x94K\x01\x85\x94sb\x01\xff" + np.ones(1).tobytes() + b"s."
+)
+
+
+def zipped(*names):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w") as archive:
+        for name in names:
+            archive.writestr(name, b"{}")
+    return file.getvalue()
 
 
 @pytest.fixture
@@ -76,7 +98,27 @@ def test_what_cannot_be_a_target_is_a_type_error(target):
     ("content", "says"),
     [
         (b"", "empty"),
-        (b"abc", "too few|too short|3 bytes"),
+        (b"abc", "a text of 3 bytes, not weights.*'abc'"),
+        (b"ab\0", "3 bytes are too few"),
+        (b"\xc3", "1 bytes are too few"),
+        ("Kein Modell für Dich. ".encode() * 40, "text.*'Kein Modell für Dich"),
+        (b"\xef\xbb\xbfEntry not found", "text.*'Entry not found'"),
+        (b"tjgg\x03\0\0\0" + bytes(100), "old GGML file.*GGUF"),
+        (b"fmgg\x01\0\0\0" + bytes(100), "old GGML file.*GGUF"),
+        (b"lmgg\x80\xca\0\0" + bytes(100), "old GGML file.*GGUF"),
+        (b"algg\x01\0\0\0" + bytes(100), "old GGML file.*GGUF"),
+        (b"ggjt\x03\0\0\0" + bytes(100), "old GGML file.*GGUF"),
+        (FLAX, "Flax checkpoint.*safetensors"),
+        (ONNX, "ONNX file.*safetensors"),
+        (b"\0\0\x06\x08\x01\x1a\x02\x08\x01\0" + bytes(100), "TensorFlow checkpoint.*safetensors"),
+        (JOBLIB, "joblib file.*save it with numpy"),
+        (zlib.compress(JOBLIB, 3), "zlib.*joblib"),
+        (zlib.compress(JOBLIB), "zlib.*joblib"),
+        (b"\x04\x22\x4d\x18" + bytes(100), "lz4: decompress"),
+        (b"7z\xbc\xaf\x27\x1c" + bytes(100), "7-Zip archive: unpack"),
+        (b"Rar!\x1a\x07\x01\0" + bytes(100), "RAR archive: unpack"),
+        (zipped("metadata.json", "config.json", "model.weights.h5"), "Keras archive.*safetensors"),
+        (zipped("word/document.xml"), "not a PyTorch checkpoint; unpack"),
         (b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 5\n", "git lfs pull"),
         (b"GGUF\x01\0\0\0" + bytes(100), "GGUF of version 1"),
         (b"PK\5\6" + bytes(18), "nothing in it"),
@@ -113,11 +155,16 @@ def test_what_is_something_else_is_called_by_its_name(path, content, says):
 
 def test_a_safetensors_file_is_never_taken_for_something_else():
     """The first eight bytes are a length and may look like anything."""
-    for first in (b"\x80", b"\x1f\x8b", b"BZh", b"<"):
+    for first in (b"\x80", b"\x1f\x8b", b"BZh", b"<", b"\x78\x9c", b"x"):
         length = int.from_bytes(first.ljust(8, b"\0"), "little")
         text = encode({"a": ("U8", (3,), b"abc")})[8:-3].rstrip()
         content = length.to_bytes(8, "little") + text.ljust(length) + b"abc"
         assert list(weighlock.open(content)) == ["a"]
+
+
+def test_a_pickle_that_only_speaks_of_joblib_is_read():
+    thing = {"note": "joblib.numpy_pickle", "w": np.ones(3)}
+    assert list(weighlock.open(pickle.dumps(thing, 4))) == ["w"]
 
 
 def test_a_directory_of_one_file_or_one_index(tmp_path, path):

@@ -1,12 +1,12 @@
 """Which format bytes are in, decided by content, once. Knows first bytes and directory listings."""
 
-import codecs
 import os
 import re
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import FormatError, SourceError
 from weighlock.formats import sharded
+from weighlock.formats.impostors import NOT_READ, impostor_of
 from weighlock.formats.nested import with_nested
 from weighlock.formats.plain_pickle import is_pickle, open_pickle
 from weighlock.formats.safetensors import open_safetensors
@@ -26,20 +26,6 @@ if TYPE_CHECKING:
 __all__ = ["Openable", "open_catalog", "open_source"]
 
 Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Source"
-
-_TEXT = bytes(range(0x20, 0x7F)) + b"\t\n\r"
-
-# What people hand over instead of weights, by its first bytes: the error should say what it is.
-_IMPOSTORS = (
-    (b"version https://git-lfs", "a Git LFS pointer, not the weights: run `git lfs pull`"),
-    (b"PK\5\6", "a ZIP archive with nothing in it"),
-    (b"GGUF", "the beginning of a GGUF file"),
-    (b"\x89HDF", "an HDF5 file, which is not read"),
-    (b"\x1f\x8b", "compressed with gzip: decompress it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd: decompress it first"),
-    (b"BZh", "compressed with bzip2: decompress it first"),
-    (b"\xfd7zXZ", "compressed with xz: decompress it first"),
-)
 
 
 def open_catalog(
@@ -227,7 +213,7 @@ def _open_source(source: Source, limits: Limits) -> "Catalog":
     other = _open_other(source, limits, first)
     if other is not None:
         return other
-    impostor = _impostor(first)
+    impostor = impostor_of(first)
     if impostor:
         raise FormatError(f"is {impostor}", source=source.label)
     return open_safetensors(source, limits)
@@ -240,6 +226,8 @@ def _open_zip(source: Source, limits: Limits) -> "Catalog":
 
         if is_npz(members):
             return open_npz(source, limits, members)
+    if "config.json" in members and any(name.endswith(".weights.h5") for name in members):
+        raise FormatError(f"is a Keras archive with HDF5 in it, {NOT_READ}", source=source.label)
     return open_torch_zip(source, limits, members)
 
 
@@ -258,27 +246,12 @@ def _open_other(source: Source, limits: Limits, first: bytes) -> "Catalog | None
 
         return open_npy(source, limits)
     if is_pickle(first) and first[8:9] != b"{":
-        return open_pickle(source, limits)
-    return None
-
-
-def _impostor(first: bytes) -> str | None:
-    # A safetensors file has its `{` at byte 8: it is never taken for anything else.
-    if first[8:9] == b"{":
-        return None
-    if not first:
-        return "empty"
-    for magic, what in _IMPOSTORS:
-        if first.startswith(magic):
-            return what
-    if first[257:262] == b"ustar":
-        return "a tar archive whose first header is damaged"
-    if not any(first) and len(first) == 512:
-        return "all zeros at its start: a download or copy that was cut off?"
-    text = first.removeprefix(codecs.BOM_UTF8).lstrip()
-    if text[:1] == b"<":
-        return "an HTML or XML page, not weights: was a login page downloaded?"
-    # Eight bytes of text are no length of a header: it would be longer than any.
-    if len(first) >= 8 and not first.translate(None, _TEXT):
-        return f"a text, not weights; it begins {first[:40].decode()!r}"
+        try:
+            return open_pickle(source, limits)
+        except FormatError as error:
+            if b"joblib.numpy_pickle" not in first:
+                raise
+            what = "is a joblib file, whose arrays lie between the parts of a pickle"
+            how = "load it with joblib and save it with numpy"
+            raise FormatError(f"{what}, which is not read: {how}", source=source.label) from error
     return None

@@ -152,7 +152,9 @@ class _Archive:
         """The directory all members share: the one with the pickle in it."""
         found = [name for name in self._members if name.rsplit("/", 1)[-1] == "data.pkl"]
         if len(found) != 1:
-            what = "no data.pkl: not a PyTorch checkpoint" if not found else "two data.pkl"
+            what = "two data.pkl"
+            if not found:
+                what = "no data.pkl: not a PyTorch checkpoint; unpack it, if weights are in it"
             raise FormatError(f"is a ZIP archive with {what}", source=self._source.label)
         prefix = found[0].removesuffix("data.pkl")
         strangers = [name for name in self._members if not name.startswith(prefix)]
