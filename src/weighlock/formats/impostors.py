@@ -87,7 +87,7 @@ def impostor_of(first: bytes) -> str | None:
 def _text(first: bytes) -> str | None:
     """The text that a file begins with; None if it is none."""
     try:  # the last character may be cut
-        text = codecs.getincrementaldecoder("utf-8-sig")().decode(first)
+        text = codecs.getincrementaldecoder("utf-8")().decode(first.removeprefix(codecs.BOM_UTF8))
     except UnicodeDecodeError:
         return None
     is_text = text != "" and re.sub(r"[\t\n\r]", "", text).isprintable()
