@@ -19,7 +19,7 @@ import pytest
 
 import weighlock
 from process.chaos import ORDERLY, Rules
-from process.chaos_peers import IMPATIENT, MB, InThread, holds, model, parts, same
+from process.chaos_peers import IMPATIENT, MB, InThread, Scripted, holds, model, parts, same
 from waiting import settled, until
 from weighlock.errors import PeerLost, ShareGone, SourceChanged, SourceError, TransferError
 from weighlock.tensors.spec import Span
@@ -127,6 +127,32 @@ def test_a_catalog_that_is_closed_under_its_share_is_an_error_and_no_crash(serve
     with pytest.raises((SourceError, TransferError)):
         weighlock.fetch(share.url, limits=IMPATIENT)
     assert same(weighlock.fetch(server.share(model(1.1)).url), model(1.1))
+
+
+@pytest.mark.parametrize("is_file", [False, True], ids=["memory", "file"])
+def test_an_owner_that_came_back_with_another_file_under_its_url_is_noticed(tmp_path, is_file):
+    """The same URL, ETag, size and header: only the digests can tell."""
+    old, new = model(11.3), model(11.3, seed=2)
+    old["scalar"] = new["scalar"]
+    contents = []
+    for tensors in (old, new):
+        weighlock.save(tmp_path / "made", tensors, durable=False)
+        contents.append((tmp_path / "made").read_bytes())
+    os.unlink(tmp_path / "made")
+    into = tmp_path / "model.safetensors" if is_file else None
+
+    def answer(request):
+        answered = owner.honest(request)
+        if request.kind == "file" and request.last - request.first > MB:
+            owner.content = contents[1]  # from the second range on
+        return answered
+
+    with Scripted(contents[0], answer) as owner:
+        with pytest.raises(SourceChanged, match="other content"):
+            weighlock.fetch(owner.url, into=into, connections=1, limits=IMPATIENT)
+        assert not is_file or not into.exists()
+        with weighlock.fetch(owner.url, into=into, connections=1) as fetched:
+            assert same(fetched, new)
 
 
 # --- C20: tensors that cannot be read ---

@@ -69,7 +69,7 @@ class Puller:
                 if remote.verifies:
                     # Before the lease: over the connection this thread has just given back. Later,
                     # a new one would have to be made for them beside it.
-                    remote.digest(run.start)
+                    remote.load_digest(run.start)
                 with remote.lease() as connection:
                     remote.receive(connection, run, place)
 

@@ -146,7 +146,8 @@ class HttpSource:
     def _take_kept(self, place: "_Window", blocks: range) -> None:
         remote = self.remote
         if remote.first and 0 in blocks and 0 not in self._kept:
-            if remote.persist(lambda: remote.digest(0)) == blake3(remote.first).digest():
+            digest = blake3(remote.first).digest()
+            if remote.persist(lambda: remote.matches(0, digest)):
                 self._keep(0, remote.first)
             else:
                 remote.first = b""  # it is asked for again

@@ -5,8 +5,6 @@ connections work at once, and on what, is the caller's.
 """
 
 import contextlib
-import os
-import threading
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from http.client import HTTPResponse
@@ -27,9 +25,9 @@ from weighlock.errors import (
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.connections import Connections
+from weighlock.sources.digest_pages import DigestPages
 from weighlock.sources.grid import (
     BLOCK_BYTES,
-    BLOCKS_PER_PAGE,
     DIGEST_BYTES,
     block_count,
     page_blocks,
@@ -96,8 +94,7 @@ class Remote:
         self.verify = verify
         self.connections = Connections(self.label, access, limits, abort)
         """What it is asked over."""
-        self._locks: dict[int, threading.Lock] = {}
-        self._pages: dict[int, bytes] = {}
+        self._pages = DigestPages(self.label)
         self.first = b""
         """The start of the file, which came with the first reply; not verified."""
         try:
@@ -164,17 +161,20 @@ class Remote:
         """
         start = blocks.start * BLOCK_BYTES
         span = Span(start, min(blocks.stop * BLOCK_BYTES, self.size) - start)
-        digests = [self.digest(block) for block in blocks] if self.verifies else None
+        verifies = self.verifies
+        if verifies:
+            for block in blocks:
+                self.load_digest(block)
         reply = self.ask_range(connection, span)
-        for number, block in enumerate(blocks):
+        for block in blocks:
             hasher = blake3()
             for view in place.views(block):
                 connection.read_into(reply, view)
-                if digests is not None:
+                if verifies:
                     hasher.update(view)
-            if digests is not None and hasher.digest() != digests[number]:
+            if verifies and not self._pages.matches(block, hasher.digest()):
                 connection.close()
-                self._pages.pop(block // BLOCKS_PER_PAGE, None)  # the fault may be in the digests
+                self._pages.doubt(block)
                 raise ChunkCorrupt(
                     f"{self.label}: block {block} does not match its digest", chunk=block
                 )
@@ -212,25 +212,27 @@ class Remote:
         connection.close()
         before = self.resource
         now, _ = self._probe()  # what came with it may be of another file
-        if (now.size, now.validator) != (before.size, before.validator):
+        if (now.size, now.validator, now.is_share) != (
+            before.size,
+            before.validator,
+            before.is_share,
+        ):
             raise SourceChanged(f"{self.label}: changed since it was opened")
         self.resource = now
         raise PeerLost(f"{self.label}: is at another place now", retry_after_s=0)
 
-    def digest(self, block: int) -> bytes:
-        """The digest of a block, from a page of digests that is asked for once."""
-        page = block // BLOCKS_PER_PAGE
-        found = self._pages.get(page)
-        if found is None:
-            with self._digest_lock():
-                found = self._pages.get(page) or self._fetch_page(page)
-                self._pages[page] = found
-        first = block % BLOCKS_PER_PAGE * DIGEST_BYTES
-        return found[first : first + DIGEST_BYTES]
+    def load_digest(self, block: int) -> None:
+        """Have the digest of a block, from a page of digests that is asked for once.
 
-    def _digest_lock(self) -> threading.Lock:
-        # One for each process: a fork may happen while a thread holds it that the child has not.
-        return self._locks.setdefault(os.getpid(), threading.Lock())
+        Raises:
+            SourceChanged: it was doubted, asked for again, and is of another file now.
+        """
+        self._pages.load(block, self._fetch_page)
+
+    def matches(self, block: int, digest: bytes) -> bool:
+        """Whether a block with that digest is the owner's; then it is so for good."""
+        self.load_digest(block)
+        return self._pages.matches(block, digest)
 
     def _fetch_page(self, page: int) -> bytes:
         wanted = DIGEST_BYTES * len(page_blocks(page, self.size))
