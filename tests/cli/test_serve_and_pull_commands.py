@@ -530,6 +530,21 @@ def test_sharded_model_is_pulled_to_a_directory(tmp_path, weighlock_command):
     assert {f"/m/{path.name}" for path in made.iterdir()} == set(files)
 
 
+def test_sharded_model_is_not_pulled_over_another_without_force(tmp_path, weighlock_command):
+    save(tmp_path / "model", layers(), max_shard_bytes=100)
+    files = {f"/m/{path.name}": path.read_bytes() for path in (tmp_path / "model").iterdir()}
+    copy = tmp_path / "copy"
+    with PlainServer(files) as server:
+        url = server.url("/m/model.safetensors.index.json")
+        succeeded(weighlock_command("pull", url, copy))
+        shard = next(copy.glob("*.safetensors"))
+        shard.write_bytes(b"mine")
+        assert_refused_after_a_bar(weighlock_command("pull", url, copy), "--force")
+        assert shard.read_bytes() == b"mine"
+        succeeded(weighlock_command("pull", "--force", url, copy))
+    assert {f"/m/{path.name}": path.read_bytes() for path in copy.iterdir()} == files
+
+
 def test_pull_says_in_one_line_what_is_wrong(share, tmp_path, weighlock_command):
     origin = share.url.partition("/s/")[0]
     cases = [

@@ -53,7 +53,9 @@ def command(
     """Pull the weights at URL into the file DEST.
 
     Without DEST, the file gets the name the URL ends with, or model.safetensors if it ends with
-    none; in a directory DEST likewise. A pull that was cut off is taken up when it is run again:
+    none; in a directory DEST likewise. By the URL of its index, a sharded model is pulled file by
+    file into the directory DEST, its index last; files of these names that lie there are replaced
+    with --force only. A pull that was cut off is taken up when it is run again:
     what had arrived is checked, and only the rest is pulled. From a server that has neither
     digests nor ranges and a strong ETag, and of a part (--names), it begins anew, and so does
     what the .metadata of a distributed checkpoint names, which becomes one safetensors file.
@@ -81,6 +83,7 @@ def command(
             limit_rate=limit_rate,
             verify=not no_verify,
             durable=not no_sync,
+            force=force,
         )
     with catalog:
         print_notes(catalog.notes, catalog.unreadable)

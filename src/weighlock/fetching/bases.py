@@ -14,8 +14,9 @@ from blake3 import blake3
 
 from weighlock.errors import SourceError
 from weighlock.formats.detect import open_catalog
-from weighlock.sources.grid import block_span
+from weighlock.sources.grid import block_count, block_span
 from weighlock.sources.http import HttpSource
+from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import refs_of
 from weighlock.tensors.ref import TensorRef
@@ -25,7 +26,7 @@ from weighlock.transfer.digests import in_two_threads
 from weighlock.transfer.landing import FileLanding, Landing
 from weighlock.transfer.layout import Segment, VirtualFile
 
-__all__ = ["Base", "BaseContents", "opened_base", "take_from_base", "take_from_part"]
+__all__ = ["Base", "BaseContents", "is_copy", "opened_base", "take_from_base", "take_from_part"]
 
 Base: TypeAlias = "Mapping[str, object] | str | os.PathLike[str]"
 """A model one has: a catalog, arrays, or a path."""
@@ -119,6 +120,27 @@ def take_from_part(
     return _take(
         source, blocks, lambda block, buffer: landing.have(block, buffer, bytes(first)), land
     )
+
+
+def is_copy(source: HttpSource, path: str) -> bool:
+    """Whether a file is, block by block, what a source with digests offers.
+
+    Raises:
+        SourceError: it cannot be read.
+    """
+    if not source.verifies:
+        return False
+    with contextlib.closing(FileSource(path)) as file:
+
+        def read(block: int, buffer: memoryview) -> memoryview:
+            span = block_span(block, file.size)
+            view = buffer[: span.length]
+            file.read_into(span.offset, view)
+            return view
+
+        if file.size != source.size:
+            return False
+        return not _take(source, range(block_count(file.size)), read, lambda block, view: None)
 
 
 def _take(

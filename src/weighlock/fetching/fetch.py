@@ -45,6 +45,7 @@ def fetch(
     limit_rate: float | None = None,
     verify: bool = True,
     durable: bool = True,
+    force: bool = False,
     limits: Limits | None = None,
 ) -> Catalog:
     """Fetch weights from a URL: to memory, or where you say.
@@ -53,8 +54,9 @@ def fetch(
         url: of a share, of any file on an HTTP server, of the index of a sharded model, or of the
             `.metadata` of a distributed checkpoint, which becomes one safetensors file.
         out: a mapping of names to arrays or tensors, or a torch module, that receives them.
-        into: a file (for a sharded model, a directory) that receives them. What an interrupted
-            fetch left there is taken up. Into a spool: a temporary file, gone with its last ref.
+        into: a file, which is replaced, or for a sharded model a directory, in which no file of
+            its names may lie (see `force`). What an interrupted fetch left there is taken up. Into
+            a spool: a temporary file, gone with its last ref.
         names: glob patterns; only these tensors.
         base: a model one has, as a catalog, arrays or a path: blocks that are the same in it are
             not pulled.
@@ -66,6 +68,8 @@ def fetch(
         limit_rate: bytes a second at the most.
         verify: check every block against its digest, where the server has them.
         durable: survive a power loss once this returns, with `into`.
+        force: for a sharded model, replace files in the directory `into` that have the names of its
+            own: its index is removed first and written last, so that none ever names a mixture.
         limits: timeouts, patience, bounds of what may come.
 
     Returns:
@@ -78,7 +82,8 @@ def fetch(
         TransferError: it could not be had; see `retryable`; a `ShareGone` has a `reason`.
         FormatError: it is not weights, or does not fit `out`.
         SourceChanged: its owner changed it meanwhile.
-        DiskError: `into` cannot be written. `NoSpace` is raised before the first byte.
+        DiskError: `into` cannot be written, or holds what would have to be replaced. `NoSpace` is
+            raised before the first byte.
         With `into`, the destination is untouched; what came stays beside it as a `.part` file for
         the next attempt, unless the error was an abort or bad content. With `out`, arrays hold
         whatever had arrived.
@@ -93,6 +98,7 @@ def fetch(
         verify,
         durable,
         limits or Limits(),
+        force,
     )
     patterns = (names,) if isinstance(names, str) else names
     with (

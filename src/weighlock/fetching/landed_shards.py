@@ -1,30 +1,39 @@
 """Which files of a sharded model have landed, until its index lies beside them.
 
-Kept in the unfinished index, behind its own bytes. A file that is complete does not say what it is
-a copy of: it counts only if nobody has touched it since it landed, the same URL still shows the
-same strong validator, and the machine was not restarted meanwhile.
+Kept in the unfinished index, behind its own bytes, together with the names that are to land: what
+has another name, or lies there without such a record, is somebody else's. A file that is complete
+does not say what it is a copy of: it counts only if nobody has touched it since it landed, the same
+URL still shows the same strong validator, and the machine was not restarted meanwhile.
 """
 
 import contextlib
 import os
+from collections.abc import Iterable, Sequence
+from contextlib import closing
 from types import TracebackType
 
 import msgspec
 
+from weighlock.disk.effects import PosixDisk
 from weighlock.disk.owner import Owner
+from weighlock.disk.place import Place
 from weighlock.disk.resumable import ResumableFile
-from weighlock.errors import Aborted, FormatError, ProtocolError
+from weighlock.errors import Aborted, DiskError, FormatError, WeighlockError
 from weighlock.fetching.journal import digest_of, read_record, write_record
+from weighlock.formats.sharded import read_index
+from weighlock.limits import Limits
 from weighlock.sources.http import HttpSource
-from weighlock.sources.local import Fingerprint
+from weighlock.sources.local import FileSource, Fingerprint
 
-__all__ = ["LandedShards"]
+__all__ = ["LandedShards", "in_the_way"]
 
 
 class _Shard(msgspec.Struct, frozen=True):
-    url: str
-    validator: str
-    fingerprint: Fingerprint
+    url: str = ""
+    validator: str | None = None
+    """None: whatever lies there is not known to be whole, or not of which version."""
+    fingerprint: Fingerprint | None = None
+    """None: it has not landed."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -35,22 +44,42 @@ class _Record(msgspec.Struct, frozen=True):
 class LandedShards:
     """The index of a model that is being fetched, and what is there of its files.
 
-    Left without an error, the index is put in place. It is kept for the next attempt, or discarded,
-    as an unfinished file is.
+    Left without an error, the index is put in place. After an abort or bad content it is discarded
+    with the files that have landed; else it is kept for the next attempt, if there is anything.
 
     Args:
         path: where the index shall lie.
         content: the index.
+        names: the files it names.
         durable: survive a power loss once it is in place.
+        force: replace files of these names that are somebody else's.
+
+    Raises:
+        DiskError: there is one, and it is not to be replaced.
     """
 
-    def __init__(self, path: str, content: bytes, *, durable: bool) -> None:
+    def __init__(
+        self, path: str, content: bytes, names: Sequence[str], *, durable: bool, force: bool
+    ) -> None:
         self._directory = os.path.dirname(path)
         self._content = memoryview(content)
+        self._durable = durable
+        self._is_in_the_way = force
         self._file = ResumableFile(path, durable=durable)
         boot = Owner.current().boot
-        record = read_record(self._file, len(content), _Record)
-        self._record = record if record and record.boot == boot else _Record(boot, {})
+        try:
+            record = read_record(self._file, len(content), _Record)
+            known = record.shards if record is not None else {}
+            if not force:
+                self._check(name for name in names if name not in known)
+            if record is None or record.boot != boot:
+                known = {
+                    name: _Shard(fingerprint=shard.fingerprint) for name, shard in known.items()
+                }
+            self._record = _Record(boot, {name: known.get(name, _Shard()) for name in names})
+        except BaseException:
+            self._file.keep()
+            raise
 
     def __enter__(self) -> "LandedShards":
         return self
@@ -65,28 +94,92 @@ class LandedShards:
             self._file.truncate(len(self._content))
             self._file.write(0, self._content)
             self._file.commit()
-        elif isinstance(error, (FormatError, ProtocolError, Aborted)):
+        elif isinstance(error, (FormatError, Aborted)):
+            with contextlib.suppress(DiskError):
+                self._remove(name for name in self._record.shards if self._is_ours(name))
             self._file.discard()
-        else:
+        elif any(os.path.lexists(self._path(name)) for name in self._record.shards):
             self._file.keep()
+        else:
+            self._file.discard()
 
     def is_here(self, name: str, source: HttpSource) -> bool:
         """Whether an earlier attempt has landed what the source now offers."""
-        known = self._record.shards.get(name)
-        return known is not None and known == self._found(name, source)
+        known = self._record.shards[name]
+        return known.validator is not None and known == self._found(name, source)
+
+    def make_way(self) -> None:
+        """To be called before a file is put in place: no index may name old and new ones.
+
+        From here on, what lies under the names of the files is known to be this fetch's.
+        """
+        if self._is_in_the_way:
+            self._remove(self._indexes(), is_synced=self._durable)
+            self._is_in_the_way = False
+        self._write()
 
     def add(self, name: str, source: HttpSource) -> None:
         """A file has landed."""
-        found = self._found(name, source)
-        if found is not None:
-            self._record.shards[name] = found
-            write_record(self._file, len(self._content), self._record)
+        self._record.shards[name] = self._found(name, source)
+        self._write()
 
-    def _found(self, name: str, source: HttpSource) -> _Shard | None:
-        validator = source.remote.resource.etag
+    def _write(self) -> None:
+        write_record(self._file, len(self._content), self._record)
+
+    def _found(self, name: str, source: HttpSource) -> _Shard:
         with contextlib.suppress(OSError):
-            status = os.lstat(os.path.join(self._directory, name))
-            if validator is not None and status.st_size == source.size:
+            status = os.lstat(self._path(name))
+            if status.st_size == source.size:
                 url = digest_of(source.remote.address.url)
-                return _Shard(url, validator, Fingerprint.of(status))
-        return None
+                return _Shard(url, source.remote.resource.etag, Fingerprint.of(status))
+        return _Shard()
+
+    def _is_ours(self, name: str) -> bool:
+        fingerprint = self._record.shards[name].fingerprint
+        try:
+            return fingerprint is not None and fingerprint.is_of(os.lstat(self._path(name)))
+        except OSError:
+            return False
+
+    def _check(self, names: Iterable[str]) -> None:
+        for name in names:
+            if os.path.lexists(self._path(name)):
+                raise in_the_way(self._path(name))
+
+    def _indexes(self) -> list[str]:
+        """The index that is there, and others that name a file of the same name."""
+        found = [os.path.basename(self._file.path)]
+        for name in os.listdir(self._directory):
+            if name.endswith(".index.json") and name not in found:
+                with (
+                    contextlib.suppress(WeighlockError),
+                    closing(FileSource(self._path(name))) as source,
+                ):
+                    if not self._record.shards.keys().isdisjoint(
+                        read_index(source, Limits()).shards
+                    ):
+                        found.append(name)
+        return found
+
+    def _remove(self, names: Iterable[str], *, is_synced: bool = False) -> None:
+        disk = PosixDisk()
+        with closing(Place(self._file.path, disk)) as place:
+            for name in names:
+                with (
+                    place.errors("what is there cannot be removed"),
+                    contextlib.suppress(FileNotFoundError),
+                ):
+                    disk.unlink(place.directory, name)
+            if is_synced:
+                place.sync_directory()
+
+    def _path(self, name: str) -> str:
+        return os.path.join(self._directory, name)
+
+
+def in_the_way(path: str) -> DiskError:
+    """The error for a file that would have to be replaced, while others of its model stay."""
+    return DiskError(
+        f"{path}: is in the way of a file of that name; name another directory, or pass force=True "
+        "(--force), which replaces the files of the model one by one"
+    )

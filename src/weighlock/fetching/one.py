@@ -56,6 +56,7 @@ class How:
     verify: bool = True
     durable: bool = True
     limits: Limits = field(default_factory=Limits)
+    force: bool = False
 
     def open(self, url: str) -> HttpSource:
         """The file behind a URL."""

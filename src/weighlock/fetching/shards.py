@@ -4,24 +4,28 @@ Knows which tensor lies in which file; how one file is fetched is `one`'s.
 """
 
 import os
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING
 
 from weighlock.disk.effects import PosixDisk
+from weighlock.disk.owner import MARK
 from weighlock.disk.place import Place, make_directories
 from weighlock.disk.spool import Spool
-from weighlock.errors import LayoutError
+from weighlock.errors import FormatError, LayoutError, SourceError, WeighlockError
+from weighlock.fetching.bases import is_copy
 from weighlock.fetching.filling import check_memory, into_arrays
 from weighlock.fetching.gathering import choose, open_spread, save_chosen
-from weighlock.fetching.landed_shards import LandedShards
+from weighlock.fetching.landed_shards import LandedShards, in_the_way
 from weighlock.fetching.one import How, One
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.remote import noted
 from weighlock.formats.sharded import INDEX_NAME, Index, read_index
 from weighlock.formats.spooled import open_landed_shards
-from weighlock.sources.access import Address
+from weighlock.sources.access import Address, shown
+from weighlock.sources.http import HttpSource
+from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.filling import targets_of
 
@@ -30,6 +34,9 @@ if TYPE_CHECKING:
     from weighlock.tensors.ref import TensorRef
 
 __all__ = ["fetch_sharded", "only", "shards_of"]
+
+_SUFFIXES = (".safetensors", ".bin", ".pt", ".pth", ".ckpt")
+"""An index chooses the names of the files that are written: it shall choose those of weights."""
 
 
 def fetch_sharded(
@@ -104,29 +111,80 @@ def _fetch_files(
 ) -> Catalog:
     address = Address.of(url)
     urls = {name: address.sibling(name).url for name in index.shards}
-    total = 0
-    for shard in urls.values():
-        with closing(how.open(shard)) as source:
-            total += source.size
     if isinstance(into, Spool):
+        total = _size_of_all(urls, how)
         into.reserve(total)
         return open_landed_shards(index, _to_spool(urls, total, into, base, tell, how), how.limits)
+    _check_names(index, url)
     make_directories(into)
-    _reserve(into, total)
     path = os.path.join(into, os.path.basename(address.target.partition("?")[0]) or INDEX_NAME)
+    if os.path.lexists(path) and not how.force:
+        if not _is_here(path, index, urls, how):
+            raise in_the_way(path)
+        return open_catalog(path, how.limits)
+    landing = LandedShards(path, index.raw, index.shards, durable=how.durable, force=how.force)
     before = 0
-    with LandedShards(path, index.raw, durable=how.durable) as landed:
+    with landing as landed:
+        total = _size_of_all(urls, how)
+        _reserve(into, index, total)
         for name, shard in urls.items():
+            target = os.path.join(into, name)
             with closing(how.open(shard)) as source:
                 told = _scaled(tell, before, source.size, total)
                 if not landed.is_here(name, source):
-                    one = One(source, None, base, how)
-                    one.fetch(None, os.path.join(into, name), told).close()
+                    landed.make_way()
+                    with _base_at(target, base, source) as mine:
+                        One(source, None, mine, how).fetch(None, target, told).close()
                     landed.add(name, source)
                 elif told is not None:
                     told(1, 1)
                 before += source.size
     return open_catalog(path, how.limits)
+
+
+def _check_names(index: Index, url: str) -> None:
+    """Raise `LayoutError` unless files of these names can be nothing but weights."""
+    for name in index.shards:
+        if name.startswith(".") or not name.lower().endswith(_SUFFIXES):
+            raise LayoutError(
+                f"names the shard {name!r}: to be written to a directory, its name must end with "
+                f"{', '.join(_SUFFIXES[:-1])} or {_SUFFIXES[-1]}, and not begin with a dot",
+                source=shown(url),
+            )
+
+
+def _is_here(path: str, index: Index, urls: Mapping[str, str], how: How) -> bool:
+    """Whether the whole model lies there already, as its digests prove."""
+    try:
+        with closing(FileSource(path)) as there:
+            if there.size != len(index.raw) or read_index(there, how.limits).raw != index.raw:
+                return False
+        for name, shard in urls.items():
+            with closing(how.open(shard)) as source:
+                if not is_copy(source, os.path.join(os.path.dirname(path), name)):
+                    return False
+    except (SourceError, FormatError):
+        return False
+    return True
+
+
+@contextmanager
+def _base_at(path: str, base: Catalog | None, source: HttpSource) -> Iterator[Catalog | None]:
+    """The model one has; else the file that is to be replaced, if it holds weights."""
+    old = None
+    if base is None and source.verifies and os.path.isfile(path):
+        with suppress(WeighlockError):
+            old = open_catalog(path)
+    with nullcontext(base) if old is None else old as mine:
+        yield mine
+
+
+def _size_of_all(urls: Mapping[str, str], how: How) -> int:
+    total = 0
+    for shard in urls.values():
+        with closing(how.open(shard)) as source:
+            total += source.size
+    return total
 
 
 def _to_spool(
@@ -147,10 +205,15 @@ def _to_spool(
     return landed
 
 
-def _reserve(directory: "str | os.PathLike[str]", total: int) -> None:
+def _reserve(directory: "str | os.PathLike[str]", index: Index, total: int) -> None:
     """Raise `NoSpace` if the files cannot fit beside what an earlier attempt has left of them."""
+    names = set(index.shards)
     with os.scandir(directory) as entries:
-        here = sum(x.stat().st_blocks * 512 for x in entries if x.is_file(follow_symlinks=False))
+        here = sum(
+            entry.stat().st_blocks * 512
+            for entry in entries
+            if entry.is_file(follow_symlinks=False) and (entry.name in names or MARK in entry.name)
+        )
     place = Place(os.path.join(directory, INDEX_NAME), PosixDisk())
     with closing(place):
         place.reserve(max(0, total - here))
