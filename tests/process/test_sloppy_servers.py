@@ -8,7 +8,9 @@ import gzip
 import itertools
 import json
 import os
+import socket
 import ssl
+import struct
 import subprocess
 import sys
 import threading
@@ -765,6 +767,82 @@ def test_redirect_from_http_to_https_is_followed_and_verified(serve, certificate
         weighlock.open(server.url("/0"), limits=BRIEF)
     access = Access(origins={safe.origin: Credential(ca=certificates.ca)})
     assert_same(to_memory(server.url("/0"), tmp_path, access=access))
+
+
+def hang_up(sock):
+    sock.recv(100_000)
+    sock.shutdown(socket.SHUT_RDWR)
+
+
+def reset(sock):
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
+    sock.recv(1)
+    sock.close()
+
+
+def answer_in_plain_text(sock):
+    sock.recv(100_000)
+    sock.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
+    sock.shutdown(socket.SHUT_WR)
+    sock.recv(100_000)
+
+
+@pytest.fixture
+def busy(certificates, content):
+    """Starts a server that speaks TLS, but not on connections for which it has a fault."""
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(certificates.path("server"))
+    servers = []
+
+    def start(faults):
+        numbers = itertools.count()
+
+        def answer(sock):
+            fault = faults.get(next(numbers))
+            if fault is not None:
+                fault(sock)
+                return
+            with context.wrap_socket(sock, server_side=True) as safe:
+                while (asked := asked_range(safe)) is not None:
+                    body = content[slice(*asked)]
+                    said = f"bytes {asked[0]}-{asked[0] + len(body) - 1}/{len(content)}"
+                    safe.sendall(
+                        f"HTTP/1.1 206 OK\r\nContent-Range: {said}\r\n"
+                        f"Content-Length: {len(body)}\r\n\r\n".encode()
+                        + body
+                    )
+
+        servers.append(RawServer(answer))
+        origin = f"https://127.0.0.1:{servers[-1].port}"
+        return f"{origin}{PATH}", Access(origins={origin: Credential(ca=certificates.ca)})
+
+    yield start
+    for server in servers:
+        server.__exit__()
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("fault", "number"),
+    [(hang_up, 0), (hang_up, 1), (reset, 0), (reset, 1), (answer_in_plain_text, 1)],
+)
+def test_a_handshake_that_fails_for_the_moment_is_tried_again(fault, number, busy, tmp_path):
+    url, access = busy({number: fault})
+    assert_same(to_memory(url, tmp_path, access=access, connections=1))
+
+
+@needs_openssl
+def test_who_has_never_spoken_tls_is_not_asked_again(busy):
+    url, access = busy(dict.fromkeys(range(100), answer_in_plain_text))
+    with pytest.raises(Refused, match="speaks no TLS"):
+        weighlock.fetch(url, access=access)
+
+
+@needs_openssl
+def test_who_always_hangs_up_within_the_handshake_is_lost(busy):
+    url, access = busy(dict.fromkeys(range(100), hang_up))
+    with pytest.raises(PeerLost, match="TLS"):
+        weighlock.fetch(url, access=access, limits=BRIEF)
 
 
 # A plain server as a source of every format.

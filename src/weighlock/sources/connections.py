@@ -48,6 +48,8 @@ class Connections:
         self.limits = limits or Limits()
         self.abort = abort or Abort()
         self._owns: dict[int, _Own] = {}
+        self.secured: set[str] = set()
+        """Origins that have spoken TLS."""
         self._closed = False
         self._forget = self.abort.on_set(self.shut)
 
@@ -91,7 +93,7 @@ class Connections:
         if connection is not None and connection.origin != address.origin:
             connection.close()
             connection = None
-        connection = connection or Connection(address, self.access, self.limits)
+        connection = connection or Connection(address, self.access, self.limits, self.secured)
         own.leased.add(connection)
         try:
             self.abort.check()  # after it can be shut: whoever says stop now is heard

@@ -29,7 +29,7 @@ from weighlock.errors import (
 )
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
-from weighlock.sources.http_errors import Translated
+from weighlock.sources.http_errors import Translated, is_plain
 from weighlock.sources.http_head import Reply
 from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.spec import Span
@@ -64,14 +64,24 @@ class Resource:
 
 
 class Connection:
-    """A keep-alive connection to one origin. Used by one thread at a time; `shut` by any."""
+    """A keep-alive connection to one origin. Used by one thread at a time; `shut` by any.
 
-    def __init__(self, address: Address, access: Access, limits: Limits) -> None:
+    Args:
+        address: whom to dial.
+        access: credentials.
+        limits: timeouts.
+        secured: origins that have spoken TLS before; this one is added when it has.
+    """
+
+    def __init__(
+        self, address: Address, access: Access, limits: Limits, secured: set[str] | None = None
+    ) -> None:
         self.origin = address.origin
         self._address = address
         self._label = shown(address.url)
         self._limits = limits
         self._credential = access.credential(address)
+        self._secured = set() if secured is None else secured
         self.is_fresh = True
         """No reply has come over it yet."""
         self.is_shut = False
@@ -109,16 +119,25 @@ class Connection:
                     )
                     self._check_shut()
                     sock.do_handshake()
-            except ssl.SSLError:
-                sock.close()
-                raise
+                    self._secured.add(self.origin)
             except OSError as error:
                 sock.close()
                 self._check_shut()
+                if isinstance(error, ssl.SSLError) and not self._may_pass(error):
+                    raise
                 failure = error
             else:
                 return sock
+        if isinstance(failure, ssl.SSLError) and is_plain(failure):
+            raise PeerLost(f"{self._label}: answered without TLS, which it has spoken before")
         raise failure
+
+    def _may_pass(self, error: ssl.SSLError) -> bool:
+        """Whether a handshake may have failed for the moment only."""
+        # Who is busy or restarts hangs up, or what stands before it answers in plain text.
+        if isinstance(error, (ssl.SSLEOFError, ssl.SSLZeroReturnError)):
+            return True
+        return is_plain(error) and self.origin in self._secured
 
     def _check_shut(self) -> None:
         if self.is_shut:

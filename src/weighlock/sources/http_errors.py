@@ -11,7 +11,7 @@ from weighlock.errors import (
     WeighlockError,
 )
 
-__all__ = ["Translated"]
+__all__ = ["Translated", "is_plain"]
 
 _THEIRS = (OSError, ValueError, http.client.HTTPException)
 
@@ -33,6 +33,11 @@ class Translated:
             raise _ours(error, self._label, self._phase) from error
 
 
+def is_plain(error: ssl.SSLError) -> bool:
+    """Whether the other side answered a handshake with something that is not TLS."""
+    return "WRONG_VERSION" in str(error)
+
+
 def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
     match error:
         case TimeoutError() | BlockingIOError():
@@ -42,10 +47,12 @@ def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
                 f"{label}: its certificate is not trusted: {error.verify_message}; pass its CA: "
                 "--ca ca.pem, or access=Access(origins={'host:port': Credential(ca='ca.pem')})"
             )
+        case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
+            return PeerLost(f"{label}: the connection was closed within TLS")
         case ssl.SSLError() if "_ALERT_" in str(error.reason):
             return Refused(f"{label}: refused the TLS connection: {error.reason}")
         case ssl.SSLError() if phase == "connect":
-            what = "speaks no TLS" if "WRONG_VERSION" in str(error) else "TLS failed"
+            what = "speaks no TLS" if is_plain(error) else "TLS failed"
             return Refused(f"{label}: {what}: {error.reason or error}")
         case ssl.SSLError():
             return PeerLost(f"{label}: TLS broke off: {error.reason or error}")

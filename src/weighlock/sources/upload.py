@@ -163,7 +163,9 @@ class Upload:
     ) -> None:
         """Say that this sender is still there, or stops; what prevents it is not told."""
         body = msgspec.json.encode({"state": state, "attempt": self._attempt, "cause": cause})
-        connection = self._speaking = Connection(self._address, self.connections.access, limits)
+        connection = self._speaking = Connection(
+            self._address, self.connections.access, limits, self.connections.secured
+        )
         with suppress(TransferError, ProtocolError, SourceError):
             connection.request("POST", self._address, self._headers(), body)
         self._speaking = None
