@@ -477,6 +477,24 @@ def test_two_versions_are_never_mixed_in_a_resumed_file(serve, content, tmp_path
     assert [entry.name for entry in tmp_path.iterdir()] == ["b.safetensors"]
 
 
+def test_an_answer_that_makes_no_sense_takes_nothing_away(serve, content, tmp_path):
+    """What has landed is no worse for it: the next attempt goes on from there."""
+    path = tmp_path / "b.safetensors"
+
+    def behave(request, _):
+        return Reply(418) if request.span[0] >= 8_000_000 else ranged(request, content)
+
+    server = serve(behave)
+    with pytest.raises(RemoteProtocolError, match="418"):
+        weighlock.fetch(server.url(PATH), into=path, connections=1)
+    server.behave = ranged
+    before = len(server.requests)
+    weighlock.fetch(server.url(PATH), into=path, connections=1).close()
+    assert path.read_bytes() == content
+    asked = [request.span for request in server.requests[before + 1 :]]
+    assert asked == [(0, 1 << 20), (8 << 20, len(content))]  # the first block always comes anew
+
+
 def test_short_reply_is_asked_for_again(serve, tmp_path):
     def cut(request, content):
         reply = ranged(request, content)
@@ -705,7 +723,7 @@ def test_each_origin_gets_its_own_credential(serve, tmp_path):
     assert {request.headers["x-token"] for request in elsewhere.requests} == {"two"}
 
 
-def signed(lasts):
+def signed(lasts, status=403):
     """`/latest` leads to a URL that holds for so many requests; then it must be asked again."""
     uses = {}
     lock = threading.Lock()
@@ -716,7 +734,7 @@ def signed(lasts):
                 return Reply(307, {"Location": f"{PATH}?signature={len(uses)}"})
             uses[request.path] = uses.get(request.path, 0) + 1
             if uses[request.path] > lasts or not request.path.endswith(str(len(uses) - 1)):
-                return Reply(403, {}, b"<Error>expired</Error>")
+                return Reply(status, {}, b"<Error>expired</Error>")
         return ranged(request, content)
 
     return behave
@@ -726,6 +744,12 @@ def signed(lasts):
 def test_expired_target_of_a_redirect_is_resolved_again(way, serve, tmp_path):
     server = serve(signed(lasts=2))
     assert_same(way(server.url("/latest"), tmp_path))
+    assert len(server.asked("/latest")) >= 2
+
+
+def test_target_whose_token_has_expired_as_s3_says_it_is_resolved_again(serve, tmp_path):
+    server = serve(signed(lasts=2, status=400))
+    assert_same(to_memory(server.url("/latest"), tmp_path))
     assert len(server.asked("/latest")) >= 2
 
 

@@ -14,11 +14,7 @@ from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.lease import Lease, SpoolFile
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import (
-    Aborted,
-    FormatError,
-    ProtocolError,
-)
+from weighlock.errors import Aborted, FormatError
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
 from weighlock.fetching.filling import Received, into_arrays, into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, gather
@@ -216,7 +212,7 @@ class One:
             with closing(FileSource(file.temporary_path)) as complete:
                 open_catalog(complete, self._how.limits)  # it is what it claims to be
             file.commit()
-        except (FormatError, ProtocolError, Aborted):
+        except (FormatError, Aborted):
             file.discard()
             raise
         except BaseException as error:

@@ -47,8 +47,8 @@ __all__ = ["BlockPlace", "Remote"]
 
 _REDIRECTS = (301, 302, 303, 307, 308)
 
-_EXPIRED = (401, 403, 404, 410)
-"""What the target of a redirect says when its time is over."""
+_EXPIRED = (400, 401, 403, 404, 410)
+"""What the target of a redirect says when its time is over; 400 is what S3 says of a token."""
 
 T = TypeVar("T")
 
