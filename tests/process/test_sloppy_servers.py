@@ -495,6 +495,42 @@ def test_an_answer_that_makes_no_sense_takes_nothing_away(serve, content, tmp_pa
     assert asked == [(0, 1 << 20), (8 << 20, len(content))]  # the first block always comes anew
 
 
+@pytest.mark.parametrize("is_dated", [False, True], ids=["tag alone", "tag and date"])
+@pytest.mark.parametrize("way", [by_open, to_memory, into_arrays, into_file, by_stream])
+def test_a_file_replaced_by_one_of_its_size_shows_by_its_weak_tag(way, is_dated, serve, tmp_path):
+    """Its date may be the same: it has whole seconds, and some tools give all files one."""
+
+    def replaced(request, content):
+        reply = ranged(request, content, etag=None)
+        reply.headers["ETag"] = f'W/"{min(len(server.requests), 2)}"'
+        if is_dated:
+            reply.headers["Last-Modified"] = "Thu, 01 Jan 1970 00:00:01 GMT"
+        return reply
+
+    server = serve(replaced)
+    with pytest.raises(SourceChanged, match="ETag"):
+        way(server.url(PATH), tmp_path, limits=BRIEF)
+    for left in tmp_path.rglob("*.part-*"):
+        left.unlink()
+
+
+def test_a_weak_tag_takes_up_no_file(serve, content, tmp_path):
+    path = tmp_path / "b.safetensors"
+    other = bytes(byte ^ 255 for byte in content[4 << 20 : 5 << 20])
+    old = content[: 4 << 20] + other + content[5 << 20 :]
+
+    def behave(request, _):
+        reply = weak(request, old)
+        return Reply(503) if request.span[0] >= 8_000_000 else reply
+
+    server = serve(behave)
+    with pytest.raises(PeerLost):
+        weighlock.fetch(server.url(PATH), into=path, limits=BRIEF)
+    server.behave = weak
+    weighlock.fetch(server.url(PATH), into=path).close()
+    assert path.read_bytes() == content
+
+
 def test_short_reply_is_asked_for_again(serve, tmp_path):
     def cut(request, content):
         reply = ranged(request, content)

@@ -48,15 +48,26 @@ class Resource:
     """Where it was found in the end, redirects followed."""
     size: int
     etag: str | None = None
+    """The strong one: it names these bytes."""
     modified: str | None = None
+    weak_etag: str | None = None
     is_share: bool = False
     """It comes from a Weighlock server, and has digests."""
     has_ranges: bool = True
 
     @property
     def validator(self) -> tuple[str | None, str | None]:
-        """What must stay the same from reply to reply."""
-        return (self.etag, None) if self.etag is not None else (None, self.modified)
+        """The entity tag and the date that must stay the same from reply to reply.
+
+        A weak tag may name several files of the same meaning: that it is the same proves nothing,
+        and it is neither sent nor believed by a later process. That it is another one counts, even
+        where the date is the same: a date has whole seconds, and what packs files often sets one
+        date for all. Machines that share a name and give weak tags of their own are refused
+        thereby, as they are with strong ones: an error is better than a mixture.
+        """
+        if self.etag is not None:
+            return self.etag, None
+        return self.weak_etag, self.modified
 
     def moved(self, address: Address) -> "Resource":
         """The same resource at another address."""

@@ -296,14 +296,16 @@ class Remote:
             raise RemoteProtocolError(f"{self.label}: does not say how long it is")
         else:  # the server knows no ranges and has begun to send everything
             size, length = reply.length, min(reply.length, BLOCK_BYTES)
-        etag = reply.getheader("ETag")
+        etag = reply.getheader("ETag") or None
+        is_weak = etag is not None and etag.startswith("W/")
         first = bytearray(length)
         connection.read_into(reply, memoryview(first))
         resource = Resource(
             address,
             size,
-            etag if etag and not etag.startswith("W/") else None,
+            None if is_weak else etag,
             reply.getheader("Last-Modified"),
+            etag if is_weak else None,
             is_share=reply.getheader("Weighlock") == "1",
             has_ranges=found is not None,
         )
