@@ -8,7 +8,7 @@ import pytest
 
 import weighlock
 from process.plain_server import PlainServer, Reply, ranged
-from weighlock.errors import Aborted, DiskError, FormatError
+from weighlock.errors import Aborted, DiskError, FormatError, WeighlockError
 
 INDEX = "model.safetensors.index.json"
 
@@ -48,6 +48,71 @@ def server(models, no_leaks):
     """A plain server of the second version."""
     with PlainServer({f"/m/{name}": content for name, content in models[1].items()}) as server:
         yield server
+
+
+_MANY = """
+import os, resource, sys
+import weighlock
+_, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (52, most))
+with weighlock.open(sys.argv[1]) as catalog:
+    for _ in range(2):
+        for name, ref in catalog.items():
+            assert ref[-1] == int(name[1:]), name
+    print(len(os.listdir("/proc/self/fd")))
+"""
+
+
+def test_a_model_of_more_shards_than_a_process_may_have_sockets(tmp_path, run_python, no_leaks):
+    files, places = {}, {}
+    for number in range(60):
+        name = f"s{number}.safetensors"
+        array = np.full(3 << 19, number, np.uint8)  # its end does not come with the first reply
+        weighlock.save(tmp_path / name, {f"t{number}": array}, durable=False)
+        files[f"/m/{name}"] = (tmp_path / name).read_bytes()
+        places[f"t{number}"] = name
+    files[f"/m/{INDEX}"] = json.dumps({"weight_map": places}).encode()
+    with PlainServer(files) as server:
+        run = run_python(_MANY, server.url(f"/m/{INDEX}"))
+    assert int(run.stdout) < 45
+
+
+@pytest.mark.parametrize("way", ["open", "memory", "directory", "stream"])
+def test_a_token_in_the_query_of_an_index_opens_its_shards(way, server, tmp_path):
+    def behave(request, content):
+        if not request.path.endswith("?sv=1&sig=secret%2Fone"):
+            return Reply(403)
+        return ranged(request, content)
+
+    server.behave = behave
+    url = server.url(f"/m/{INDEX}?sv=1&sig=secret%2Fone")
+    if way == "open":
+        with weighlock.open(url) as catalog:
+            assert {float(ref[0]) for ref in catalog.values()} == {2.0}
+            assert "secret" not in repr(catalog)
+    elif way == "memory":
+        assert {float(ref[0]) for ref in weighlock.fetch(url).values()} == {2.0}
+    elif way == "stream":
+        assert {float(array[0]) for _, array in weighlock.stream(url)} == {2.0}
+    else:
+        weighlock.fetch(url, into=tmp_path / "new").close()
+        assert versions_in(tmp_path / "new") == {2.0}
+
+
+def test_a_token_in_the_query_of_an_index_is_not_shown(models, server):
+    index = json.loads(models[1][INDEX])
+    index["weight_map"]["promised"] = "model-00001-of-00003.safetensors"
+    index["weight_map"]["missing"] = "gone.safetensors"
+    server.files[f"/m/{INDEX}"] = json.dumps(index).encode()
+    catalog = weighlock.open(server.url(f"/m/{INDEX}?sig=secret"))
+    for name in ("promised", "missing"):
+        with pytest.raises(WeighlockError) as caught:
+            catalog[name]
+        assert "secret" not in str(caught.value)
+    catalog.close()
+    with pytest.raises(WeighlockError) as caught:
+        catalog["t2"]
+    assert "secret" not in str(caught.value)
 
 
 def stop_after(share):

@@ -228,3 +228,20 @@ def test_what_is_no_text_is_no_url(url):
     for dial in (weighlock.fetch, lambda url: next(weighlock.stream(url))):
         with pytest.raises(TypeError, match="a URL is a str, not a"):
             dial(url)
+
+
+@pytest.mark.parametrize(
+    ("query", "also"),
+    [
+        ("", ""),
+        ("?sv=1&sig=a%2Fb", "?sv=1&sig=a%2Fb"),
+        ("?versionId=7", ""),
+        ("?sv=1&snapshot=2020&sig=abc", "?sv=1&sig=abc"),
+        ("?generation=5&alt=media", "?alt=media"),
+        ("?download", "?download"),
+    ],
+)
+def test_files_beside_are_asked_for_with_the_same_token(query, also):
+    address = Address.of(f"https://host/m/model.index.json{query}")
+    assert address.sibling("a?b.bin").url == f"https://host:443/m/a%3Fb.bin{also}"
+    assert "sig" not in shown(address.sibling("a.bin").url)

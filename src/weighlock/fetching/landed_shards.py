@@ -130,7 +130,8 @@ class LandedShards:
         with contextlib.suppress(OSError):
             status = os.lstat(self._path(name))
             if status.st_size == source.size:
-                url = digest_of(source.remote.address.url)
+                # Without its query: that names no file here, and a token in it is soon another.
+                url = digest_of(source.remote.address.url.partition("?")[0])
                 return _Shard(url, source.remote.resource.etag, Fingerprint.of(status))
         return _Shard()
 

@@ -17,6 +17,7 @@ from weighlock.sources.base import Source
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.receipt import Receipt, Word
+from weighlock.sources.resting import Resting
 from weighlock.sources.retrying import Retrying
 from weighlock.tensors.catalog import Catalog
 
@@ -61,16 +62,19 @@ def open_url(
         TransferError, SourceError: it could not be had.
         FormatError: it is not in a format that can be read.
     """
-    open_file = partial(_open_file, access=access, verify=verify, limits=limits, abort=abort)
+    open_file = partial(
+        _open_file, access=access, verify=verify, limits=limits, abort=abort, resting=Resting()
+    )
     source = open_file(url, hold=True)
+    open_beside = partial(_open_beside, Address.of(url).query_beside, open_file)
     try:
         if is_index(url):
-            catalog = _open_index(source, url, limits, open_source, open_file)
+            catalog = _open_index(source, url, limits, open_source, open_beside)
         elif is_metadata(url):
             from weighlock.formats.dcp import open_dcp_source
 
             place_of = partial(_url_beside, url)
-            catalog = open_dcp_source(source, place_of, limits, open_file)
+            catalog = open_dcp_source(source, place_of, limits, open_beside)
             source.close()
         else:
             if not source.size:
@@ -137,14 +141,18 @@ def _open_index(
 ) -> Catalog:
     index = read_index(source, limits)
     source.close()
-    address = Address.of(url)
-    places = {name: address.sibling(name).url for name in index.shards}
+    places = {name: _url_beside(url, name) for name in index.shards}
     refs = ShardedRefs(index.weight_map, places, limits, open_source, open_file)
     return Catalog(refs, index.metadata, refs.close, refs.shards)
 
 
 def _url_beside(url: str, name: str) -> str:
-    return Address.of(url).sibling(name).url
+    """Where a file lies; without a query, as errors may name it."""
+    return Address.of(url).sibling(name).url.partition("?")[0]
+
+
+def _open_beside(query: str, open_file: OpenFile, place: str, *, hold: bool) -> Source:
+    return open_file(place + query, hold=hold)
 
 
 def _open_file(
@@ -155,5 +163,8 @@ def _open_file(
     verify: bool,
     limits: Limits,
     abort: Abort | None,
+    resting: Resting,
 ) -> HttpSource:
-    return HttpSource(Remote(url, access=access, verify=verify, limits=limits, abort=abort))
+    # Not the first ones hold something for good, but those that were used last for a while.
+    remote = Remote(url, access=access, verify=verify, limits=limits, abort=abort)
+    return HttpSource(remote, resting)

@@ -21,6 +21,8 @@ _ID = re.compile("[0-9a-f]{32}")
 _HOLDER = re.compile(rf"r=({NAME})\.([0-9a-f]{{32}})")
 _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[\t -~\x80-\xff]*")
+_OF_ONE_FILE = {"versionid", "generation", "snapshot"}
+"""How S3, Google and Azure name a version of an object in a query."""
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -105,8 +107,26 @@ class Address:
         return Address.of(url)
 
     def sibling(self, name: str) -> "Address":
-        """The address of a file of that very name in the same directory."""
-        return self.beside(quote(name, safe=""))
+        """The address of a file of that very name in the same directory.
+
+        The query goes along: it may hold a token that opens the whole directory.
+        """
+        return self.beside(quote(name, safe="") + self.query_beside)
+
+    @property
+    def query_beside(self) -> str:
+        """The query that files in the same directory are asked for with, and its question mark.
+
+        What tells versions of one file apart is left out.
+        """
+        fields = self.target.partition("?")[2].split("&")
+        kept = "&".join(field for field in fields if _key(field) not in _OF_ONE_FILE)
+        return f"?{kept}" if kept else ""
+
+
+def _key(field: str) -> str:
+    """The name of a field of a query."""
+    return field.partition("=")[0].lower()
 
 
 def shown(url: str) -> str:

@@ -16,6 +16,7 @@ from weighlock.errors import ShortRead, SourceError
 from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES, block_span, blocks_of, runs
 from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
+from weighlock.sources.resting import Resting
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
@@ -33,17 +34,25 @@ _KEPT_BLOCKS = 8
 
 
 class HttpSource:
-    """A file behind a URL, as `Remote(url, …)` found it. Closed together with it."""
+    """A file behind a URL, as `Remote(url, …)` found it. Closed together with it.
+
+    Args:
+        remote: the file.
+        resting: the sources of the same catalog, of which only a few keep connections.
+    """
 
     is_far = True
     """Asking takes longer than reading."""
 
-    def __init__(self, remote: Remote) -> None:
+    def __init__(self, remote: Remote, resting: Resting | None = None) -> None:
         self.remote = remote
+        self._resting = resting
         self.label = self.remote.label
         self._kept: OrderedDict[int, bytes] = OrderedDict()
         self._locks: dict[int, threading.Lock] = {}
         self._most = _KEPT_BLOCKS
+        if resting is not None:
+            resting.use(self)
 
     @property
     def size(self) -> int:
@@ -92,6 +101,13 @@ class HttpSource:
             self._kept.clear()
         self.remote.first = b""
 
+    def rest(self) -> None:
+        """Let go of blocks, and of connections that nobody uses now; the next read asks anew."""
+        with self._lock():
+            self._kept.clear()
+        self.remote.first = b""
+        self.remote.connections.rest()
+
     def close(self) -> None:
         """Close the connections. Idempotent."""
         self.remote.close()
@@ -106,11 +122,14 @@ class HttpSource:
                 wanted=len(buffer),
                 got=max(0, min(self.size - offset, len(buffer))),
             )
+        if self._resting is not None:
+            self._resting.use(self)
         span = Span(offset, len(buffer))
+        first = self.remote.first  # once: another thread may drop it
         if self.verifies:
             self._read_verified(span, buffer)
-        elif span.end <= len(self.remote.first):
-            buffer[:] = self.remote.first[span.offset : span.end]
+        elif span.end <= len(first):
+            buffer[:] = first[span.offset : span.end]
         elif span.length:
             self._read_exactly(span, buffer)
 
@@ -145,10 +164,11 @@ class HttpSource:
 
     def _take_kept(self, place: "_Window", blocks: range) -> None:
         remote = self.remote
-        if remote.first and 0 in blocks and 0 not in self._kept:
-            digest = blake3(remote.first).digest()
+        first = remote.first  # once: another thread may drop it
+        if first and 0 in blocks and 0 not in self._kept:
+            digest = blake3(first).digest()
             if remote.persist(lambda: remote.matches(0, digest)):
-                self._keep(0, remote.first)
+                self._keep(0, first)
             else:
                 remote.first = b""  # it is asked for again
         with self._lock():

@@ -1,0 +1,46 @@
+"""Which of many sources may keep what they hold for the next read: those that were used last.
+
+A model may have more files than a process may have descriptors. Knows sources only by their `rest`.
+"""
+
+import os
+import threading
+import weakref
+from collections import OrderedDict
+from typing import Protocol
+
+__all__ = ["Resting"]
+
+_AWAKE = 8
+"""With four connections each, that is 32."""
+
+
+class Rests(Protocol):
+    """What can let go of connections and memory, and goes on when it is used again."""
+
+    def rest(self) -> None:
+        """Let go."""
+
+
+class Resting:
+    """The sources of one catalog, by when they were last used. For any thread."""
+
+    def __init__(self) -> None:
+        self._used: OrderedDict[int, weakref.ref[Rests]] = OrderedDict()
+        self._locks: dict[int, threading.Lock] = {}
+
+    def __reduce__(self) -> tuple[object, ...]:
+        return Resting, ()  # those that are unpickled begin anew
+
+    def use(self, source: Rests) -> None:
+        """A source is going to be used: who was not for the longest time rests."""
+        tired: list[weakref.ref[Rests]] = []
+        # One for each process: a fork may happen while a thread holds it that the child has not.
+        with self._locks.setdefault(os.getpid(), threading.Lock()):
+            self._used[id(source)] = weakref.ref(source)
+            self._used.move_to_end(id(source))
+            while len(self._used) > _AWAKE:
+                tired.append(self._used.popitem(last=False)[1])
+        for reference in tired:
+            if (found := reference()) is not None:
+                found.rest()
