@@ -24,8 +24,8 @@ from waiting import until
 from weighlock import Limits
 from weighlock.errors import Aborted, DiskError, PeerLost, ShareGone, SourceChanged, WeighlockError
 from weighlock.sources.access import Address
-from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
+from weighlock.sources.http_replies import Resource
 from weighlock.sources.receipt import Receipt
 from weighlock.sources.upload import Upload
 from weighlock.tensors.spec import Span
@@ -169,6 +169,34 @@ def test_refs_of_a_url_that_redirects_survive_pickling(tmp_path):
             ref = pickle.loads(pickle.dumps(catalog["v"]))
         assert (ref.load() == np.arange(3 << 20, dtype=np.uint8)).all()
         ref.source.close()
+
+
+# A host of several addresses.
+
+
+def test_every_address_of_a_host_gets_its_share_of_the_time(tmp_path, monkeypatch):
+    """The first may be a way that swallows everything, as IPv6 is in some networks."""
+    content = model(1, 3, tmp_path)
+    given = []
+
+    class Noting(socket.socket):
+        def connect(self, target):
+            given.append((target[0], self.gettimeout()))
+            super().connect(target)
+
+    with PlainServer({"/a": content}) as server:
+        names = ["127.0.0.2", "127.0.0.3", "127.0.0.1"]  # nobody listens at the first two
+        found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (at, server.port)) for at in names]
+        monkeypatch.setattr(socket, "getaddrinfo", lambda *_, **__: found)
+        monkeypatch.setattr(socket, "socket", Noting)
+        fetched = weighlock.fetch(
+            f"http://two.example:{server.port}/a", limits=Limits(connect_s=90), connections=1
+        )
+        assert len(fetched)
+    assert [at for at, _ in given[:3]] == names
+    assert given[0][1] <= 30
+    assert given[1][1] <= 45
+    assert 45 < given[2][1] <= 90
 
 
 # Patience ends.

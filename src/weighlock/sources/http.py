@@ -14,8 +14,8 @@ from blake3 import blake3
 
 from weighlock.errors import ShortRead, SourceError
 from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES, block_span, blocks_of, runs
-from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
+from weighlock.sources.http_replies import Resource
 from weighlock.sources.resting import Resting
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty

@@ -32,8 +32,8 @@ from weighlock.sources.grid import (
     block_count,
     page_blocks,
 )
-from weighlock.sources.http_client import (
-    Connection,
+from weighlock.sources.http_client import Connection
+from weighlock.sources.http_replies import (
     Resource,
     check_plain,
     check_range,

@@ -22,8 +22,9 @@ from weighlock.errors import (
     TransferError,
 )
 from weighlock.sources.access import NAME
-from weighlock.sources.http_client import Connection, raise_for_status
+from weighlock.sources.http_client import Connection
 from weighlock.sources.http_remote import Remote
+from weighlock.sources.http_replies import raise_for_status
 
 __all__ = ["Receipt", "Said", "Word"]
 

@@ -12,8 +12,8 @@ from weighlock.errors import Refused, SourceError
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.http import HttpSource
-from weighlock.sources.http_client import Resource
 from weighlock.sources.http_remote import Remote
+from weighlock.sources.http_replies import Resource
 
 __all__ = ["TicketSource", "Tickets"]
 

@@ -28,7 +28,8 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.connections import Connections
 from weighlock.sources.grid import DIGEST_BYTES, block_count, page_blocks
-from weighlock.sources.http_client import Connection, raise_for_status
+from weighlock.sources.http_client import Connection
+from weighlock.sources.http_replies import raise_for_status
 
 __all__ = ["NotAnnounced", "Upload"]
 

@@ -1,0 +1,182 @@
+"""What is believed of the replies of an HTTP server. Knows HTTP; not tensors.
+
+Every server is taken for hostile or sloppy: one range per request; the reply must say that it is
+that range of that resource; anything else ends the connection before its body is read.
+"""
+
+import http.client
+import re
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+import msgspec
+
+from weighlock.errors import (
+    PeerLost,
+    Refused,
+    RemoteProtocolError,
+    ShareGone,
+    SourceChanged,
+    SourceError,
+)
+from weighlock.sources.access import Address
+from weighlock.sources.http_client import Connection
+from weighlock.tensors.spec import Span
+
+__all__ = ["Resource", "check_plain", "check_range", "content_range", "raise_for_status"]
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """What the first reply said of a resource; pinned for the life of a handle."""
+
+    address: Address
+    """Where it was found in the end, redirects followed."""
+    size: int
+    etag: str | None = None
+    """The strong one: it names these bytes."""
+    modified: str | None = None
+    weak_etag: str | None = None
+    is_share: bool = False
+    """It comes from a Weighlock server, and has digests."""
+    has_ranges: bool = True
+
+    @property
+    def validator(self) -> tuple[str | None, str | None]:
+        """The entity tag and the date that must stay the same from reply to reply.
+
+        A weak tag may name several files of the same meaning: that it is the same proves nothing,
+        and it is neither sent nor believed by a later process. That it is another one counts, even
+        where the date is the same: a date has whole seconds, and what packs files often sets one
+        date for all. Machines that share a name and give weak tags of their own are refused
+        thereby, as they are with strong ones: an error is better than a mixture.
+        """
+        if self.etag is not None:
+            return self.etag, None
+        return self.weak_etag, self.modified
+
+    def moved(self, address: Address) -> "Resource":
+        """The same resource at another address."""
+        return replace(self, address=address)
+
+
+def raise_for_status(
+    reply: http.client.HTTPResponse, connection: Connection, label: str, blocks: int = 0
+) -> None:
+    """Raise what a status means that is not the one hoped for. Reads a short explanation only.
+
+    Args:
+        reply: its head.
+        connection: it comes over this one.
+        label: what errors call the resource.
+        blocks: of how many at the most it may say that they are hashed, if digests were asked for.
+    """
+    status = reply.status
+    body = connection.read_small(reply)
+    said = _explained(body)
+    reason, cause = said.reason, said.cause
+    if status in (401, 403, 407):
+        raise Refused(f"{label}: access was refused ({status} {reply.reason})")
+    if status == 404:
+        raise ShareGone(f"{label}: there is nothing (404)", reason="unknown")
+    if status == 410 and reason == "changed":
+        raise SourceChanged(f"{label}: what it offers was changed by its owner")
+    if status == 410:
+        raise ShareGone(f"{label}: is over ({reason or 'gone'})", reason=reason or "expired")
+    if status == 500 and cause is not None:
+        raise SourceError(f"{label}: its owner could not read it ({cause})")
+    if status in (408, 429) or status >= 500:
+        raise PeerLost(
+            f"{label}: answered {status} {reply.reason}",
+            retry_after_s=_retry_after(reply),
+            hashed_blocks=said.done if said.error == "hashing" and said.done <= blocks else 0,
+        )
+    raise RemoteProtocolError(f"{label}: answered {status} {reply.reason}")
+
+
+class _Explanation(msgspec.Struct, frozen=True):
+    reason: Literal["unknown", "revoked", "expired", "settled", "changed"] | None = None
+    cause: Annotated[str, msgspec.Meta(pattern="^[A-Za-z]{1,40}$")] | None = None
+    error: str = ""
+    done: Annotated[int, msgspec.Meta(ge=0)] = 0
+
+
+def _explained(body: bytes) -> _Explanation:
+    """Why a share is over, what its owner met, how far it is, where a Weighlock server says so."""
+    try:
+        return msgspec.json.decode(body, type=_Explanation)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return _Explanation()
+
+
+def _retry_after(reply: http.client.HTTPResponse) -> float | None:
+    text = reply.getheader("Retry-After", "")
+    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+
+
+def content_range(reply: http.client.HTTPResponse) -> tuple[Span, int] | None:
+    """The span a reply holds and the size of the whole, if it says so."""
+    found = _CONTENT_RANGE.fullmatch(reply.getheader("Content-Range", "").strip())
+    if found is None:
+        return None
+    first, last, total = map(int, found.groups())
+    if not first <= last < total:
+        return None
+    return Span(first, last - first + 1), total
+
+
+def check_range(
+    reply: http.client.HTTPResponse, resource: Resource, span: Span, label: str
+) -> None:
+    """Raise unless the reply is exactly that span of exactly that resource.
+
+    Args:
+        reply: its head.
+        resource: what was asked for.
+        span: of which these bytes.
+        label: what errors call it.
+
+    Raises:
+        SourceChanged: it is another version of it.
+        RemoteProtocolError: it is something else.
+    """
+    check_plain(reply, label)
+    etag, modified = resource.validator
+    if etag is not None and (now := reply.getheader("ETag")) != etag:
+        raise SourceChanged(f"{label}: changed since it was opened (ETag {etag}, now {now})")
+    if modified is not None and reply.getheader("Last-Modified") != modified:
+        raise SourceChanged(
+            f"{label}: changed since it was opened (modified {modified}, now "
+            f"{reply.getheader('Last-Modified')})"
+        )
+    found = content_range(reply)
+    if found is None:
+        if reply.status == 200 and span == Span(0, resource.size):
+            found = span, resource.size
+        else:
+            raise RemoteProtocolError(
+                f"{label}: answered {reply.status} without the range that was asked for "
+                f"(bytes {span.offset:,} to {span.end:,})"
+            )
+    if found[1] != resource.size:
+        raise SourceChanged(
+            f"{label}: had {resource.size:,} bytes when it was opened, has {found[1]:,} now"
+        )
+    if found[0] != span:
+        raise RemoteProtocolError(
+            f"{label}: {span.length:,} bytes from {span.offset:,} were asked for, the reply holds "
+            f"{found[0].length:,} from {found[0].offset:,}"
+        )
+    if reply.length is not None and reply.length != span.length:
+        raise RemoteProtocolError(
+            f"{label}: announces {reply.length:,} bytes for a range of {span.length:,}"
+        )
+
+
+def check_plain(reply: http.client.HTTPResponse, label: str) -> None:
+    """Raise if the body was encoded on the way."""
+    encoding = reply.getheader("Content-Encoding", "identity").strip().lower()
+    if encoding not in ("", "identity"):
+        raise RemoteProtocolError(f"{label}: its reply is encoded ({encoding[:40]!r})")
