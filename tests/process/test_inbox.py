@@ -9,6 +9,7 @@ import io
 import os
 import subprocess
 import threading
+import zlib
 
 import ml_dtypes
 import numpy as np
@@ -30,6 +31,11 @@ from weighlock.errors import (
     SourceChanged,
     SpoolClosed,
 )
+from weighlock.sources.inflated import InflatedSource
+from weighlock.sources.local import BytesSource
+from weighlock.tensors.dtypes import DType
+from weighlock.tensors.spec import Span
+from weighlock.tensors.stored import StoredRef
 
 __all__ = ["certificates"]  # a fixture of this module
 
@@ -521,6 +527,31 @@ def test_an_abort_leaves_nothing_at_the_inbox(inbox, tmp_path):
         call.end(1)
     until(lambda: inbox.outcome["a"] is State.ABORTED)
     until(lambda: os.listdir(tmp_path / "in") == [])  # what is being written just then ends first
+
+
+class Stopping(BytesSource):
+    """Says stop when it is first read, and counts the bytes that are read of it."""
+
+    def __init__(self, content, abort):
+        super().__init__(content)
+        self.abort, self.read_bytes = abort, 0
+
+    def read_into(self, offset, buffer):
+        self.abort.set("enough")
+        self.read_bytes += len(buffer)
+        super().read_into(offset, buffer)
+
+
+def test_an_abort_is_heard_while_a_tensor_is_gathered(inbox):
+    abort, count = Abort(), 12 * MB
+    packer = zlib.compressobj(0, wbits=-15)
+    packed = packer.compress(bytes(count)) + packer.flush()
+    source = Stopping(packed, abort)
+    inflated = InflatedSource(source, 0, len(packed), count, "packed")
+    ref = StoredRef(TensorSpec("a", DType.U8, (count,)), inflated, Span(0, count))
+    with pytest.raises(Aborted, match="enough"):
+        weighlock.push(inbox.url_for("a"), {"a": ref}, abort=abort)
+    assert source.read_bytes < count / 2
 
 
 def test_a_revoked_inbox_tells_its_senders(inbox, tmp_path):

@@ -64,7 +64,8 @@ class BaseContents:
             mine = base.get(ref.name)
             if ref.span.length and mine is not None and mine.spec == ref.spec:
                 segments.append(Segment(ref.span, mine))
-        self._contents = Contents(VirtualFile(bytes(header), tuple(segments), source.size))
+        file = VirtualFile(bytes(header), tuple(segments), source.size)
+        self._contents = Contents(file, abort=source.remote.abort)
 
     def close(self) -> None:
         """Let go of what was gathered."""

@@ -122,7 +122,7 @@ def push(
     """
     limits = limits or Limits()
     file = lay_out(tensors, metadata, tied=tied, limits=limits)
-    contents = Contents(file, directory=directory, limits=limits)
+    contents = Contents(file, directory=directory, limits=limits, abort=abort)
     with (
         closing(contents),
         closing(Upload(url, sender, access=access, limits=limits, abort=abort)) as upload,

@@ -13,6 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
+from weighlock.abort import Abort
 from weighlock.disk.scratch import Scratch
 from weighlock.errors import SourceError
 from weighlock.limits import Budget, Limits
@@ -58,6 +59,7 @@ class Contents:
         directory: where gathered tensors are laid down that are too large for memory.
         limits: how many bytes of smaller gathered ones are kept in memory.
         kept: where those are kept, if it is shared with others.
+        abort: ends gathering, which may take long, with `Aborted`.
     """
 
     def __init__(
@@ -67,8 +69,10 @@ class Contents:
         directory: str | None = None,
         limits: Limits | None = None,
         kept: Kept | None = None,
+        abort: Abort | None = None,
     ) -> None:
         self.file = file
+        self._abort = abort or Abort()
         self._header = memoryview(file.header)
         self._directory = directory
         self._kept = kept or Kept((limits or Limits()).gathered_bytes)
@@ -114,6 +118,7 @@ class Contents:
 
         Raises:
             SourceError: a tensor cannot be read, or this was closed.
+            Aborted: somebody said stop.
             TransferTimeout: there is no room for a buffer.
         """
         file = self.file  # which `close` empties
@@ -231,7 +236,9 @@ class Contents:
 
     def _while_open(self, ref: TensorRef) -> Iterator[memoryview]:
         """The pieces of a tensor, until this is closed: who closes does not wait for gigabytes."""
+        self._abort.check()  # several threads may wait for the first that gathers
         for piece in ref.pieces():
+            self._abort.check()
             if self._closing:
                 raise SourceError(f"tensor {ref.name!r}: its share is over")
             yield piece
