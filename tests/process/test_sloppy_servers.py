@@ -18,6 +18,7 @@ import time
 import urllib.parse
 import urllib.request
 import zipfile
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,6 +42,7 @@ from weighlock.errors import (
     SourceChanged,
     SourceError,
     TransferError,
+    WeighlockError,
 )
 
 __all__ = ["certificates", "quick_collections"]  # fixtures of this module
@@ -903,6 +905,58 @@ def test_who_always_hangs_up_within_the_handshake_is_lost(busy):
     url, access = busy(dict.fromkeys(range(100), hang_up))
     with pytest.raises(PeerLost, match="TLS"):
         weighlock.fetch(url, access=access, limits=BRIEF)
+
+
+RED = "\x1b[31m\x9b2J"
+
+
+def raw_reply(status, headers, body=b""):
+    lines = [f"HTTP/1.1 {status}", *headers, f"Content-Length: {len(body)}", "", ""]
+    return "\r\n".join(lines).encode("latin-1") + body
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        [f"403 {RED}"],
+        [f"418 {RED}"],
+        [f"503 {RED}{'x' * 5000}"],
+        ["302 Found", f"Location: ftp://elsewhere/{RED}"],
+        ["302 Found", f"Location: http://{RED}/a"],
+        ["206 OK", "Content-Range: bytes 0-1/2", f"ETag: {RED}", f"Content-Encoding: {RED}"],
+    ],
+)
+@pytest.mark.parametrize("way", ["fetch", "push"])
+def test_words_of_a_server_are_shown_as_one_short_printable_line(way, head):
+    def answer(sock):
+        sock.recv(100_000)
+        sock.sendall(raw_reply(*head[:1], head[1:]))
+        sock.shutdown(socket.SHUT_WR)
+        sock.recv(100_000)
+
+    with RawServer(answer) as server:
+        if way == "fetch":
+            call = partial(weighlock.fetch, server.url(PATH))
+        else:
+            call = partial(weighlock.push, server.url("/i/x"), {"a": np.zeros(3)})
+        with pytest.raises(WeighlockError) as caught:
+            call(limits=BRIEF)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
+
+
+@pytest.mark.parametrize("header", ["ETag", "Last-Modified"])
+def test_validators_are_shown_as_printable_lines(header, serve):
+    def behave(request, content):
+        reply = ranged(request, content, etag=None)
+        reply.headers[header] = RED if len(server.requests) > 1 else f"{RED}{'x' * 5000}"
+        return reply
+
+    server = serve(behave)
+    with pytest.raises(SourceChanged) as caught:
+        weighlock.fetch(server.url(PATH), limits=BRIEF)
+    assert str(caught.value).isprintable()
+    assert len(str(caught.value)) < 500
 
 
 # A plain server as a source of every format.

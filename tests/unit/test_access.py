@@ -119,6 +119,10 @@ def test_anything_can_be_shown(url):
     assert isinstance(shown(url), str)
 
 
+def test_shown_is_printable():
+    assert shown("http://ho\x9bst/\x1b[31ma\u202e/ä") == "http://ho\\x9bst/\\x1b[31ma\\u202e/ä"
+
+
 def test_shown_is_bounded():
     assert len(shown("http://host/" + "a" * 5000)) <= 300
 

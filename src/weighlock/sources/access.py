@@ -11,6 +11,7 @@ from typing import NoReturn
 from urllib.parse import quote, urljoin, urlsplit
 
 from weighlock.errors import SourceError
+from weighlock.sources.words import printable
 
 __all__ = ["NAME", "Access", "Address", "Credential", "shown"]
 
@@ -143,7 +144,7 @@ def shown(url: str) -> str:
     host = parts.netloc.rpartition("@")[2]
     query = "?…" if parts.query else ""
     start = f"{parts.scheme}://{host}" if parts.scheme or host else ""
-    return f"{start}{'/'.join(pieces)}{query}"[:300]
+    return printable(f"{start}{'/'.join(pieces)}{query}", 300)
 
 
 @dataclass(frozen=True, slots=True)

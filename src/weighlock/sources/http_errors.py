@@ -10,6 +10,7 @@ from weighlock.errors import (
     TransferTimeout,
     WeighlockError,
 )
+from weighlock.sources.words import printable
 
 __all__ = ["Translated", "is_plain"]
 
@@ -62,5 +63,7 @@ def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
             what = f"{type(error).__name__}: {str(error)[:100]!r}"
             return RemoteProtocolError(f"{label}: does not speak HTTP ({what})")
         case ValueError():
-            return RemoteProtocolError(f"{label}: its reply makes no sense: {error}")
+            return RemoteProtocolError(
+                f"{label}: its reply makes no sense: {printable(str(error))}"
+            )
     return PeerLost(f"{label}: {getattr(error, 'strerror', None) or error}")

@@ -21,6 +21,7 @@ from weighlock.errors import (
 )
 from weighlock.sources.access import Address
 from weighlock.sources.http_client import Connection
+from weighlock.sources.words import printable
 from weighlock.tensors.spec import Span
 
 __all__ = ["Resource", "check_plain", "check_range", "content_range", "raise_for_status"]
@@ -75,10 +76,11 @@ def raise_for_status(
     """
     status = reply.status
     body = connection.read_small(reply)
-    said = _explained(body)
-    reason, cause = said.reason, said.cause
+    told = _explained(body)
+    reason, cause = told.reason, told.cause
+    said = f"{status} {printable(reply.reason)}"
     if status in (401, 403, 407):
-        raise Refused(f"{label}: access was refused ({status} {reply.reason})")
+        raise Refused(f"{label}: access was refused ({said})")
     if status == 404:
         raise ShareGone(f"{label}: there is nothing (404)", reason="unknown")
     if status == 410 and reason == "changed":
@@ -89,11 +91,11 @@ def raise_for_status(
         raise SourceError(f"{label}: its owner could not read it ({cause})")
     if status in (408, 429) or status >= 500:
         raise PeerLost(
-            f"{label}: answered {status} {reply.reason}",
+            f"{label}: answered {said}",
             retry_after_s=_retry_after(reply),
-            hashed_blocks=said.done if said.error == "hashing" and said.done <= blocks else 0,
+            hashed_blocks=told.done if told.error == "hashing" and told.done <= blocks else 0,
         )
-    raise RemoteProtocolError(f"{label}: answered {status} {reply.reason}")
+    raise RemoteProtocolError(f"{label}: answered {said}")
 
 
 class _Explanation(msgspec.Struct, frozen=True):
@@ -145,12 +147,9 @@ def check_range(
     check_plain(reply, label)
     etag, modified = resource.validator
     if etag is not None and (now := reply.getheader("ETag")) != etag:
-        raise SourceChanged(f"{label}: changed since it was opened (ETag {etag}, now {now})")
-    if modified is not None and reply.getheader("Last-Modified") != modified:
-        raise SourceChanged(
-            f"{label}: changed since it was opened (modified {modified}, now "
-            f"{reply.getheader('Last-Modified')})"
-        )
+        raise _changed(label, "ETag", etag, now)
+    if modified is not None and (now := reply.getheader("Last-Modified")) != modified:
+        raise _changed(label, "modified", modified, now)
     found = content_range(reply)
     if found is None:
         if reply.status == 200 and span == Span(0, resource.size):
@@ -173,6 +172,11 @@ def check_range(
         raise RemoteProtocolError(
             f"{label}: announces {reply.length:,} bytes for a range of {span.length:,}"
         )
+
+
+def _changed(label: str, what: str, before: str, now: str | None) -> SourceChanged:
+    before, now = printable(before), printable(now or "none")
+    return SourceChanged(f"{label}: changed since it was opened ({what} {before}, now {now})")
 
 
 def check_plain(reply: http.client.HTTPResponse, label: str) -> None:

@@ -30,6 +30,7 @@ from weighlock.sources.connections import Connections
 from weighlock.sources.grid import DIGEST_BYTES, block_count, page_blocks
 from weighlock.sources.http_client import Connection
 from weighlock.sources.http_replies import raise_for_status
+from weighlock.sources.words import printable
 
 __all__ = ["NotAnnounced", "Upload"]
 
@@ -192,7 +193,9 @@ class Upload:
             if reply.status in (200, 403, 409, 413, 422, 500, 507):
                 return self._understood(reply, connection.read_small(reply))
             raise_for_status(reply, connection, self.label)
-        raise RemoteProtocolError(f"{self.label}: answered {reply.status} {reply.reason}")
+        raise RemoteProtocolError(
+            f"{self.label}: answered {reply.status} {printable(reply.reason)}"
+        )
 
     def _understood(self, reply: HTTPResponse, body: bytes) -> _Reply:
         try:
@@ -210,7 +213,7 @@ class Upload:
         if reply.status in (200, 409):
             return said
         if reply.status == 500 and not said.refused:
-            raise PeerLost(f"{self.label}: answered 500 {reply.reason}")
+            raise PeerLost(f"{self.label}: answered 500 {printable(reply.reason)}")
         # The other side's words: shown as one line of printable characters.
         why = (said.refused or said.error or f"{reply.status} {reply.reason}")[:500]
         raise Refused(f"{self.label}: does not take it: {why!r}")
