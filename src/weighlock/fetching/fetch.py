@@ -80,12 +80,18 @@ def fetch(
 
     Raises:
         TransferError: it could not be had; see `retryable`; a `ShareGone` has a `reason`.
+        RemoteProtocolError: what its server says makes no sense.
         FormatError: it is not weights, or does not fit `out`.
-        SourceChanged: its owner changed it meanwhile.
+        LimitExceeded: it does not fit into memory, or asks for more than `limits` allow.
+        SourceError: its URL is none, or its owner cannot read it; `SourceChanged` if it, or what
+            its server offers, was changed meanwhile.
         DiskError: `into` cannot be written, or holds what would have to be replaced. `NoSpace` is
             raised before the first byte.
+        LocalProtocolError: both `out` and `into` are given, nobody can be called `receiver`, or
+            nothing moves at `limit_rate`.
         With `into`, the destination is untouched; what came stays beside it as a `.part` file for
-        the next attempt, unless the error was an abort or bad content. With `out`, arrays hold
+        the next attempt, unless the error was an abort or bad content. A directory then holds the
+        files that have landed, and no index. With `out`, arrays hold
         whatever had arrived.
     """
     if out is not None and into is not None:

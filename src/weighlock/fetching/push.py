@@ -117,8 +117,14 @@ def push(
         Refused: the inbox does not take it: another sender's ticket, tensors that are not expected,
             a quota, a full disk. Nothing was sent.
         TransferError: it could not be brought there; see `retryable`; a `ShareGone` has a `reason`.
-        SourceChanged: a tensor was changed while it was sent.
+        RemoteProtocolError: what the inbox says makes no sense.
+        SourceError: the URL is none, or a tensor cannot be read; `SourceChanged` if one was changed
+            while it was sent.
         LayoutError, UnsupportedDType: the tensors cannot lie in a safetensors file.
+        LimitExceeded: a tensor of a file is made larger by repeating its elements than `limits`
+            allow.
+        DiskError: what must be gathered first cannot be laid down.
+        LocalProtocolError: nobody can be called `sender`, or nothing moves at `limit_rate`.
     """
     limits = limits or Limits()
     file = lay_out(tensors, metadata, tied=tied, limits=limits)

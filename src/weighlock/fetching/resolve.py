@@ -76,8 +76,9 @@ def resolve(
 
     Raises:
         Refused: a ref names a host that is not allowed. Nobody has been dialled then.
-        LimitExceeded: the tensors do not fit into memory. Likewise.
-        TransferError, SourceError, DiskError: as `fetch`.
+        LimitExceeded: the tensors do not fit into memory. Likewise. Or what an owner has, or the
+            object itself, asks for more than `limits` allow.
+        TransferError, RemoteProtocolError, FormatError, SourceError, DiskError: as `fetch`.
         MessageInvalid: an owner has something else than the ref says.
     """
     limits = limits or Limits()

@@ -68,7 +68,9 @@ def stream(
         Names and arrays. A tensor of several names comes once for each, as the same array.
 
     Raises:
-        TransferError, SourceError, FormatError: it could not be had, or is not weights.
+        TransferError, RemoteProtocolError, SourceError, FormatError: it could not be had, or is not
+            weights.
+        LimitExceeded: it asks for more than `limits` allow.
     """
     own = Abort()
     how = How(access, own, connections, None, verify, True, limits or Limits())
