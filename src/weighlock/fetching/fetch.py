@@ -90,9 +90,9 @@ def fetch(
         LocalProtocolError: both `out` and `into` are given, nobody can be called `receiver`, or
             nothing moves at `limit_rate`.
         With `into`, the destination is untouched; what came stays beside it as a `.part` file for
-        the next attempt, unless the error was an abort or bad content. A directory then holds the
-        files that have landed, and no index. With `out`, arrays hold
-        whatever had arrived.
+        the next attempt, unless the error was an abort or bad content. Of a sharded model, files
+        that have landed stay likewise, without an index. With `out`, arrays hold whatever had
+        arrived.
     """
     if out is not None and into is not None:
         raise LocalProtocolError("fetch: pass out= or into=, not both")
