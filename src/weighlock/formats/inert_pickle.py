@@ -6,16 +6,17 @@ meaning, by name. Knows the pickle format; not torch, and not where bytes come f
 """
 
 import struct
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
-from weighlock.errors import TruncatedFile, UnsupportedPickle
+from weighlock.errors import FormatError, TruncatedFile, UnsupportedPickle
+from weighlock.formats.pickle_feed import PADDING, Feed
 from weighlock.formats.pickle_rare import RARE, VALUES
 from weighlock.formats.pickle_records import (
     Call,
     Global,
     Malformed,
+    NotTaken,
     PersistentId,
     append,
     set_items,
@@ -39,45 +40,6 @@ class Pickle:
     """The byte after its STOP."""
 
 
-class Feed:
-    """The bytes of a pickle: all of them, or as many as have been asked for so far.
-
-    Args:
-        data: what is there already.
-        more: gives at least so many further bytes, or fewer at the end, or none after it.
-        label: what to call it in errors.
-        offset: where the data begins in its source, for errors.
-    """
-
-    __slots__ = ("_more", "data", "label", "offset")
-
-    def __init__(
-        self,
-        data: bytes,
-        more: Callable[[int], bytes] | None = None,
-        label: str = "pickle",
-        offset: int = 0,
-    ) -> None:
-        self.data = data
-        self.label = label
-        self.offset = offset
-        self._more = more
-
-    def extend(self, wanted: int) -> bool:
-        """Have at least `wanted` bytes; False if there are not so many."""
-        while len(self.data) < wanted and self._more is not None:
-            further = self._more(wanted - len(self.data))
-            if not further:
-                self._more = None
-            self.data += further
-        return len(self.data) >= wanted
-
-    @property
-    def complete(self) -> bool:
-        """Whether no more bytes can come."""
-        return self._more is None
-
-
 _REFUSED = {
     0x82: "EXT1",
     0x83: "EXT2",
@@ -85,7 +47,6 @@ _REFUSED = {
     0x97: "NEXT_BUFFER",
     0x98: "READONLY_BUFFER",
 }
-_PADDING = bytes(16)  # longer than the fixed arguments of any opcode
 
 _int4 = struct.Struct("<i").unpack_from
 _uint4 = struct.Struct("<I").unpack_from
@@ -124,7 +85,7 @@ class _Machine:
         self._limits = limits
         self._places = named
         self._globals: dict[tuple[str, str], Global] = {}
-        self._padded: bytes | None = None
+        self._frame_end = 0
         self.persistent_ids: list[PersistentId] = []
 
     def run(self, start: int) -> Pickle:
@@ -258,7 +219,7 @@ class _Machine:
                     last = stack.pop()
                     target = stack[-1]
                     if type(target) is not Call:
-                        raise Malformed(f"gives state to a {type(target).__name__}")
+                        raise NotTaken(f"gives state to a {type(target).__name__}")
                     if target.states is None:
                         target.states = []
                     target.states.append(last)
@@ -267,6 +228,10 @@ class _Machine:
                     if pos > end:
                         raise IndexError
                     return Pickle(value, self._places, self.persistent_ids, pos)
+                elif op == 0x95:  # FRAME
+                    self._begin_frame(pos)
+                    pos += 8
+                    data, end, low = self._window(pos)
                 elif op in VALUES:
                     last, pos = VALUES[op](self, pos)
                     stack.append(last)
@@ -282,6 +247,8 @@ class _Machine:
             asked = limits.pickle_opcodes + 1
             limits.check("pickle_opcodes", asked, f"{label}: opcodes in the pickle")
             raise AssertionError("the loop ends only where one of the two is exceeded")
+        except FormatError:
+            raise
         except Malformed as error:
             raise self._error(f"{error}", op, opcode_at) from error
         except (IndexError, struct.error) as error:
@@ -292,29 +259,48 @@ class _Machine:
             raise self._error("asks for a memo entry that does not exist", op, opcode_at) from error
         except UnicodeDecodeError as error:
             raise self._error("holds text that is not UTF-8", op, opcode_at) from error
+        except ValueError as error:
+            raise self._error("holds a text with an escape that is none", op, opcode_at) from error
 
     def _window(self, pos: int) -> tuple[bytes, int, int]:
         """The bytes to work on, their true end, and the position from which to ask again."""
         feed = self._feed
         self._limits.check("pickle_bytes", pos, f"{feed.label}: bytes of the pickle")
+        self._check_frame(pos)
+        if pos == self._frame_end:
+            self._frame_end = 0
         if not feed.complete:
-            if feed.extend(pos + 1 + len(_PADDING)):
-                return feed.data, len(feed.data), len(feed.data) - len(_PADDING)
+            if feed.extend(pos + 1 + len(PADDING)):
+                low = len(feed.data) - len(PADDING)
+                return feed.data, len(feed.data), min(low, self._frame_end or low)
             feed.extend(len(feed.data) + 1)  # learns that there is no more
-        if self._padded is None:
-            # Fixed arguments can be taken without looking whether they are there: what is read
-            # beyond the end is noticed at the next opcode.
-            self._padded = feed.data + _PADDING
         end = len(feed.data)
         if pos >= end:
             raise self._truncated(end)
-        return self._padded, end, end
+        return feed.padded(), end, min(end, self._frame_end or end)
+
+    def _begin_frame(self, pos: int) -> None:
+        """Note where a frame ends; between frames and within one, opcodes count as everywhere."""
+        if self._frame_end >= pos:
+            raise NotTaken("begins a frame within another")
+        length = int.from_bytes(self._need(pos + 8)[0][pos : pos + 8], "little")
+        self._frame_end = pos + 8 + length
+
+    def _check_frame(self, stop: int) -> None:
+        """Refuse opcodes that reach out of their frame.
+
+        When it reads from a file, `pickle` drops what is left of such a frame: it would go on
+        elsewhere than it does in memory, and see another pickle.
+        """
+        if stop > self._frame_end > 0:
+            raise NotTaken("has an opcode across the end of a frame")
 
     def _need(self, stop: int) -> tuple[bytes, int, int]:
         """The window, after making sure that it reaches to `stop`."""
         self._limits.check("pickle_bytes", stop, f"{self._feed.label}: bytes of the pickle")
         if not self._feed.extend(stop):
             raise self._truncated(len(self._feed.data))
+        self._check_frame(stop)
         return self._window(stop - 1)
 
     def line_(self, pos: int) -> tuple[bytes, int]:
@@ -326,6 +312,7 @@ class _Machine:
             self._limits.check("pickle_bytes", searched, f"{feed.label}: bytes of the pickle")
             if not feed.extend(searched + 1):
                 raise self._truncated(searched)
+        self._check_frame(stop + 1)
         return feed.data[pos:stop], stop + 1
 
     def global_(self, module: str, name: str, offset: int) -> Global:

@@ -10,6 +10,7 @@ __all__ = [
     "Call",
     "Global",
     "Malformed",
+    "NotTaken",
     "PersistentId",
     "SetRecord",
     "append",
@@ -27,6 +28,10 @@ _NUMBER_TUPLES = 4096
 
 class Malformed(Exception):
     """What is wrong with a pickle; the machine adds where."""
+
+
+class NotTaken(Malformed):
+    """What the machine does not take although `pickle` may, and then goes on."""
 
 
 class Global:
@@ -98,7 +103,7 @@ def set_items(target: Any, values: list[Any]) -> None:
             target.items = []
         target.items.extend(zip(values[::2], values[1::2], strict=True))
     else:
-        raise Malformed(f"sets items of a {type(target).__name__}")
+        raise NotTaken(f"sets items of a {type(target).__name__}")
 
 
 def check_key(key: Any, others: int = 0) -> None:
@@ -112,22 +117,22 @@ def check_key(key: Any, others: int = 0) -> None:
         inner: list[Any] = []
         nodes += len(level)
         if nodes > _KEY_NODES:
-            raise Malformed(f"uses a tuple of more than {_KEY_NODES} values as a key")
+            raise NotTaken(f"uses a tuple of more than {_KEY_NODES} values as a key")
         for value in level:
             kind = type(value)
             texts += kind in (str, bytes)
             if kind is tuple:
                 inner.extend(value)
             elif kind is int and not -_LARGEST_KEY <= value <= _LARGEST_KEY:
-                raise Malformed("uses an int of more than 61 bits as a key")
+                raise NotTaken("uses an int of more than 61 bits as a key")
             elif kind in (list, dict):
                 raise Malformed(f"uses a {kind.__name__} as a key")
         if not inner:
             if type(key) is tuple and not texts and others > _NUMBER_TUPLES:
-                raise Malformed(f"uses more than {_NUMBER_TUPLES:,} tuples of numbers as keys")
+                raise NotTaken(f"uses more than {_NUMBER_TUPLES:,} tuples of numbers as keys")
             return
         level = inner
-    raise Malformed("uses deeply nested tuples as a key")
+    raise NotTaken("uses deeply nested tuples as a key")
 
 
 def append(target: Any, values: list[Any]) -> None:
@@ -141,4 +146,4 @@ def append(target: Any, values: list[Any]) -> None:
     elif type(target) is SetRecord and not target.frozen:
         target.values.extend(values)
     else:
-        raise Malformed(f"appends to a {type(target).__name__}")
+        raise NotTaken(f"appends to a {type(target).__name__}")

@@ -4,16 +4,21 @@ Unlike opening, scanning goes on where it can: a wrong checksum or an unknown me
 a pickle from the scan. Knows where pickles may be; reads them with the same inert machine.
 """
 
+import itertools
+import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from weighlock.errors import FormatError, LimitExceeded
 from weighlock.formats.heads import Heads
 from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.nested import nested_checkpoints, within
 from weighlock.formats.npy import MAGIC, is_object, read_header
+from weighlock.formats.pickle_failures import stops_pickle
 from weighlock.formats.tar_directory import has_tar_header
 from weighlock.formats.torch_legacy import after_storages, is_legacy
 from weighlock.formats.torch_names import is_known
@@ -31,6 +36,9 @@ __all__ = ["Finding", "scan_source"]
 _CHUNK_BYTES = 1024 * 1024
 _LEGACY_PICKLES = 5
 _MOST_PICKLES = 10_000
+
+_IMPORTABLE = re.compile(r"[\w.-]+")
+_header_decoder = msgspec.json.Decoder(dict[str, msgspec.Raw])
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,8 +78,10 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
         for name, named, value in tar_globals(source, limits):
             yield from _as_findings(named, name)
             yield from _inside(value, name, limits)
+        yield from _Row(source, 0, limits, is_other=True).findings()
         return
-    if first[8:9] == b"{":  # safetensors: its header's length may begin as a pickle does
+    if _is_safetensors(source, bytes(first[:9]), limits):
+        yield from _Row(source, 0, limits, is_other=True).findings()
         return
     start = 0
     if first.startswith(MAGIC):
@@ -80,6 +90,20 @@ def scan_source(source: "Source", limits: Limits | None = None) -> Iterator[Find
         row = _Row(source, start, limits)
         yield from row.findings()
         start = row.end
+
+
+def _is_safetensors(source: "Source", first: bytes, limits: Limits) -> bool:
+    """Whether a whole header of JSON is there, and not only a brace at its place."""
+    length = int.from_bytes(first[:8], "little")
+    if first[8:9] != b"{" or length > min(limits.header_bytes, source.size - 8):
+        return False
+    raw = bytearray(length)
+    source.read_into(8, memoryview(raw))
+    try:
+        _header_decoder.decode(raw)
+    except (msgspec.MsgspecError, RecursionError, UnicodeDecodeError):
+        return False
+    return True
 
 
 def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
@@ -98,18 +122,31 @@ def _scan_archive(source: "Source", limits: Limits) -> Iterator[Finding]:
             continue  # the code of TorchScript; "class" would begin a pickle of protocol 0
         feed = Feed(raw, label=f"{source.label}: {member.name}")
         at = begin
-        while at < len(raw):  # a second pickle may follow the first
+        for number in itertools.count():  # a second pickle may follow the first
+            if at == len(raw):
+                break
+            _check_number(number, source, member.name, at)
             found: dict[tuple[str, str], int] = {}
             try:
                 pickle = read_pickle(feed, at, limits, found)
-            except (FormatError, LimitExceeded):
+            except (FormatError, LimitExceeded) as error:
                 yield from _as_findings(found, member.name)
-                if found or (named and at == begin):
+                begun = named and at == begin
+                if found or begun or not stops_pickle(error, feed, len(raw)):
                     raise
                 break
             at = pickle.end
             yield from _as_findings(found, member.name)
             yield from _inside(pickle.value, member.name, limits)
+
+
+def _check_number(number: int, source: "Source", place: str, at: int) -> None:
+    if number >= _MOST_PICKLES:
+        raise FormatError(
+            f"more than {_MOST_PICKLES:,} pickles follow each other in {place}: what begins at "
+            f"byte {at:,} was not looked at",
+            source=source.label,
+        )
 
 
 def _read_member(source: "Source", member: Member, offset: int, buffer: memoryview) -> None:
@@ -127,44 +164,80 @@ def _after_header(read_into: Callable[[int, memoryview], None], size: int, label
 
 
 class _Row:
-    """Pickles one after another, as legacy checkpoints have them, and the data behind them."""
+    """Pickles one after another, as legacy checkpoints have them, and the data behind them.
 
-    def __init__(self, source: "Source", start: int, limits: Limits) -> None:
+    A file that `is_other`, safetensors or tar, may be made to be a pickle as well. It seldom is:
+    what its bytes say when they are read as one is no fault of it, only what could be imported is.
+    """
+
+    def __init__(
+        self, source: "Source", start: int, limits: Limits, *, is_other: bool = False
+    ) -> None:
         self._source = source
         self._start = start
         self._limits = limits
+        self._is_other = is_other
         self._feed = Feed(b"", self._more, source.label, start)
         self.end = source.size
         """Where to look further: after the storages of a legacy save, else nowhere."""
 
     def _more(self, wanted: int) -> bytes:
-        have = self._start + len(self._feed.data)
-        raw = bytearray(min(max(wanted, _CHUNK_BYTES), self._source.size - have))
-        self._source.read_into(have, memoryview(raw))
+        """Further bytes: as many as there are already, so that a long row takes few reads."""
+        have = len(self._feed.data)
+        at = self._start + have
+        raw = bytearray(min(max(wanted, have, _CHUNK_BYTES), self._source.size - at))
+        self._source.read_into(at, memoryview(raw))
         return bytes(raw)
 
     def findings(self) -> Iterator[Finding]:
         pickles: list[Pickle] = []
-        for number in range(_MOST_PICKLES):
+        for number in itertools.count():
             at = pickles[-1].end if pickles else 0
             if not self._feed.extend(at + 1):
                 return
+            _check_number(number, self._source, "the file", self._start + at)
             named: dict[tuple[str, str], int] = {}
             try:
                 pickles.append(read_pickle(self._feed, at, self._limits, named))
-            except (FormatError, LimitExceeded):
-                # Whatever has no name for an import is data, unless it began as a pickle must, or
-                # a legacy checkpoint has a pickle here.
-                begun = number == 0 and self._feed.data[:1] == b"\x80"
-                if named or begun or is_legacy(self._feed.data):
-                    yield from _as_findings(named, "")
+            except (FormatError, LimitExceeded) as error:
+                yield from _as_findings(self._importable(named), "")
+                if self._is_fault(error, number, named):
                     raise
                 return
-            yield from _as_findings(named, "")
+            importable = self._importable(named)
+            yield from _as_findings(importable, "")
+            if len(importable) < len(named):
+                return
             yield from _inside(pickles[-1].value, "", self._limits)
             if number == _LEGACY_PICKLES - 1 and is_legacy(self._feed.data):
                 self._step_over_storages(pickles)
                 return
+
+    def _importable(self, named: dict[tuple[str, str], int]) -> dict[tuple[str, str], int]:
+        """What is named before `pickle` would stop at something that no module is called."""
+        if not self._is_other:
+            return named
+        found = {}
+        for (module, name), offset in named.items():
+            if not _IMPORTABLE.fullmatch(f"{module}.{name}"):
+                break
+            found[module, name] = offset
+        return found
+
+    def _is_fault(
+        self, error: FormatError | LimitExceeded, number: int, named: dict[tuple[str, str], int]
+    ) -> bool:
+        """Whether this is a pickle that could not be read to its end, and not just data."""
+        size = self._source.size - self._start
+        if not self._is_other:
+            begun = number == 0 and self._feed.data[:1] == b"\x80"
+            if named or begun or is_legacy(self._feed.data):
+                return True
+        elif len(self._importable(named)) < len(named):
+            return False
+        elif isinstance(error, LimitExceeded) and error.limit == "pickle_bytes":
+            return False  # the letters of BF16 in a header ask for half a gigabyte
+        return bool(named) or not stops_pickle(error, self._feed, size)
 
     def _step_over_storages(self, pickles: list[Pickle]) -> None:
         """A legacy file may hold several saves; the next begins after the storages of this one."""
