@@ -41,6 +41,13 @@ class Limits:
     pickle_memo: int = 16_000_000
     """Most entries in the memo of one pickle; about 12 a tensor are usual."""
 
+    pickle_made_bytes: int = 1024 * 1024 * 1024
+    """Most memory for what one pickle makes, by a rough count; about 2,000 a tensor are usual."""
+
+    pickle_entries: int = 2_000_000
+    """Most lists, dicts and objects in a checkpoint, and entries of objects, counted for each that
+    has them: many may share a dict. A few for each tensor of a training checkpoint are usual."""
+
     depth: int = 1000
     """Deepest nesting of lists, dicts and objects in a checkpoint."""
 

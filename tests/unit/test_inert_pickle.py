@@ -278,6 +278,27 @@ def test_budget(raw, limits, limit):
         assert caught.value.asked > caught.value.allowed
 
 
+@pytest.mark.parametrize(
+    "raw",
+    [
+        b"(" + b"\x8f" * 70_000 + b"l.",
+        b"N" + b"\x85" * 70_000 + b".",
+        b"](" + b"M\1\2" * 70_000 + b"e.",
+        b"N" + b"\x94" * 70_000 + b".",
+        b"(" * 70_000 + b"N.",
+        b"](" + b"\x8c\2ab" * 70_000 + b"e.",
+        b"cos\nx\n)R(" + b"NN" * 70_000 + b"u.",
+    ],
+    ids=["sets", "tuples", "numbers", "memo", "marks", "texts", "items"],
+)
+def test_budget_of_what_is_made(raw):
+    """A few kilobytes of a deflated pickle may make gigabytes."""
+    with pytest.raises(LimitExceeded) as caught:
+        read_pickle(Feed(raw), 0, Limits(pickle_made_bytes=2_000_000))
+    assert caught.value.limit == "pickle_made_bytes"
+    read_pickle(Feed(raw), 0, Limits(pickle_made_bytes=20_000_000))
+
+
 def test_budget_of_bytes_holds_for_short_opcodes_too():
     with pytest.raises(LimitExceeded) as caught:
         read_pickle(drop(b"N0" * 500 + b"N."), 0, Limits(pickle_bytes=100))

@@ -263,3 +263,39 @@ class TestBounds:
             read_tree(node)
         while node:  # freed step by step: Python would recurse
             node = node.pop() if isinstance(node, list) else None
+
+    @pytest.mark.parametrize("how", ["state", "argument", "parameters", "attributes"])
+    def test_entries_that_many_objects_share(self, how):
+        """Each has its own copy in the extras: a hundred bytes a pickle would become gigabytes."""
+        shared = {f"key {n}": None for n in range(1000)}
+        make = {
+            "state": lambda: called("some.Thing", state=shared),
+            "argument": lambda: called("collections.OrderedDict", shared),
+            "parameters": lambda: module(shared),
+            "attributes": lambda: called(
+                "torch._tensor._rebuild_from_type_v2", V2, Global("a", "T"), tensor().args, shared
+            ),
+        }[how]
+        read_tree([make() for _ in range(100)])
+        with pytest.raises(LimitExceeded) as caught:
+            read_tree([make() for _ in range(3000)])
+        assert caught.value.limit == "pickle_entries"
+
+    def test_an_object_that_is_given_its_state_many_times(self):
+        thing = called("some.Thing", state={n: n for n in range(20_000)})
+        thing.states *= 20_000
+        other = {0: "last"}
+        thing.states.append((other, None))
+        assert read_tree(thing).extras == {"__class__": "some.Thing", **thing.states[0], **other}
+
+    def test_containers(self):
+        with pytest.raises(LimitExceeded) as caught:
+            read_tree([[] for _ in range(1000)], Limits(pickle_entries=999))
+        assert caught.value.limit == "pickle_entries"
+        read_tree([[] for _ in range(998)], Limits(pickle_entries=999))
+
+    def test_an_optimizer_of_many_tensors_is_within_the_bounds(self):
+        state = {n: {"step": tensor(), "exp_avg": tensor(), "lr": 0.1} for n in range(20_000)}
+        groups = [{"params": list(range(20_000)), "lr": 0.1}]
+        root = {"optimizer": {"state": state, "param_groups": groups}, "merges": [(1, 2)] * 50_000}
+        assert len(names(root, Limits(pickle_entries=50_000))) == 40_000

@@ -48,6 +48,18 @@ _REFUSED = {
     0x98: "READONLY_BUFFER",
 }
 
+_STEP = 65_536
+"""Opcodes between two looks at what they have made."""
+
+# Bytes that values take, roughly: what a few kilobytes of a deflated pickle make is counted, as it
+# may be gigabytes.
+_NUMBER = 40
+_TEXT = 64
+_TUPLE = 72
+_RECORD = 120
+_ITEM = 40
+_MEMO_ENTRY = 128
+
 _int4 = struct.Struct("<i").unpack_from
 _uint4 = struct.Struct("<I").unpack_from
 _double = struct.Struct(">d").unpack_from
@@ -90,8 +102,8 @@ class _Machine:
 
     def run(self, start: int) -> Pickle:
         """Execute opcodes until STOP. One function and local names: this loop is the hot path."""
-        limits, label = self._limits, self._feed.label
-        most_memo = limits.pickle_memo
+        limits = self._limits
+        made = 0
         pos = opcode_at = start
         data, end, low = self._window(pos)
         stack: list[Any] = []
@@ -99,154 +111,166 @@ class _Machine:
         memo: dict[int, Any] = {}
         op = 0
         try:
-            for _ in range(limits.pickle_opcodes):
-                if pos >= low:
-                    data, end, low = self._window(pos)
-                opcode_at = pos
-                op = data[pos]
-                pos += 1
-                if op == 0x72:  # LONG_BINPUT
-                    memo[_uint4(data, pos)[0]] = stack[-1]
-                    pos += 4
-                    if len(memo) > most_memo:
-                        break
-                elif op == 0x4B:  # BININT1
-                    stack.append(data[pos])
+            for done in range(0, limits.pickle_opcodes, _STEP):
+                for _ in range(min(_STEP, limits.pickle_opcodes - done)):
+                    if pos >= low:
+                        data, end, low = self._window(pos)
+                    opcode_at = pos
+                    op = data[pos]
                     pos += 1
-                elif op == 0x68:  # BINGET
-                    stack.append(memo[data[pos]])
-                    pos += 1
-                elif op == 0x94:  # MEMOIZE
-                    memo[len(memo)] = stack[-1]
-                    if len(memo) > most_memo:
-                        break
-                elif op == 0x28:  # MARK
-                    outer.append(stack)
-                    stack = []
-                elif op == 0x74:  # TUPLE
-                    found = tuple(stack)
-                    stack = outer.pop()
-                    stack.append(found)
-                elif op == 0x58:  # BINUNICODE
-                    stop = pos + 4 + _uint4(data, pos)[0]
-                    if stop > end:
-                        data, end, low = self._need(stop)
-                    stack.append(str(data[pos + 4 : stop], "utf-8", "surrogatepass"))
-                    pos = stop
-                elif op == 0x8C:  # SHORT_BINUNICODE
-                    stop = pos + 1 + data[pos]
-                    if stop > end:
-                        data, end, low = self._need(stop)
-                    stack.append(str(data[pos + 1 : stop], "utf-8", "surrogatepass"))
-                    pos = stop
-                elif op == 0x86:  # TUPLE2
-                    last = stack.pop()
-                    stack[-1] = (stack[-1], last)
-                elif op == 0x52:  # REDUCE
-                    args = stack.pop()
-                    if type(args) is not tuple:
-                        raise Malformed("calls with arguments that are not a tuple")
-                    stack[-1] = Call(stack[-1], args)
-                elif op == 0x51:  # BINPERSID
-                    record = stack[-1] = PersistentId(stack[-1])
-                    self.persistent_ids.append(record)
-                elif op == 0x4A:  # BININT
-                    stack.append(_int4(data, pos)[0])
-                    pos += 4
-                elif op == 0x71:  # BINPUT
-                    memo[data[pos]] = stack[-1]
-                    pos += 1
-                    if len(memo) > most_memo:
-                        break
-                elif op == 0x4D:  # BININT2
-                    stack.append(data[pos] | data[pos + 1] << 8)
-                    pos += 2
-                elif op == 0x85:  # TUPLE1
-                    stack[-1] = (stack[-1],)
-                elif op == 0x89:  # NEWFALSE
-                    stack.append(False)
-                elif op == 0x88:  # NEWTRUE
-                    stack.append(True)
-                elif op == 0x4E:  # NONE
-                    stack.append(None)
-                elif op == 0x29:  # EMPTY_TUPLE
-                    stack.append(())
-                elif op == 0x6A:  # LONG_BINGET
-                    stack.append(memo[_uint4(data, pos)[0]])
-                    pos += 4
-                elif op == 0x63:  # GLOBAL
-                    module, pos = self.line_(pos)
-                    name, pos = self.line_(pos)
-                    data, end, low = self._window(pos)
-                    stack.append(self.global_(module.decode(), name.decode(), opcode_at))
-                elif op == 0x93:  # STACK_GLOBAL
-                    last = stack.pop()
-                    if type(last) is not str or type(stack[-1]) is not str:
-                        raise Malformed("names a global by something else than text")
-                    stack[-1] = self.global_(stack[-1], last, opcode_at)
-                elif op == 0x87:  # TUPLE3
-                    last = stack.pop()
-                    middle = stack.pop()
-                    stack[-1] = (stack[-1], middle, last)
-                elif op == 0x75:  # SETITEMS
-                    values = stack
-                    stack = outer.pop()
-                    set_items(stack[-1], values)
-                elif op == 0x73:  # SETITEM
-                    last = stack.pop()
-                    key = stack.pop()
-                    set_items(stack[-1], [key, last])
-                elif op == 0x65:  # APPENDS
-                    values = stack
-                    stack = outer.pop()
-                    append(stack[-1], values)
-                elif op == 0x61:  # APPEND
-                    last = stack.pop()
-                    append(stack[-1], [last])
-                elif op == 0x7D:  # EMPTY_DICT
-                    stack.append({})
-                elif op == 0x5D:  # EMPTY_LIST
-                    stack.append([])
-                elif op == 0x47:  # BINFLOAT
-                    stack.append(_double(data, pos)[0])
-                    pos += 8
-                elif op == 0x81:  # NEWOBJ
-                    args = stack.pop()
-                    if type(args) is not tuple:
-                        raise Malformed("makes an object with arguments that are not a tuple")
-                    stack[-1] = Call(stack[-1], args)
-                elif op == 0x62:  # BUILD
-                    last = stack.pop()
-                    target = stack[-1]
-                    if type(target) is not Call:
-                        raise NotTaken(f"gives state to a {type(target).__name__}")
-                    if target.states is None:
-                        target.states = []
-                    target.states.append(last)
-                elif op == 0x2E:  # STOP
-                    value = stack.pop()
-                    if pos > end:
-                        raise IndexError
-                    return Pickle(value, self._places, self.persistent_ids, pos)
-                elif op == 0x95:  # FRAME
-                    self._begin_frame(pos)
-                    pos += 8
-                    data, end, low = self._window(pos)
-                elif op in VALUES:
-                    last, pos = VALUES[op](self, pos)
-                    stack.append(last)
-                    data, end, low = self._window(pos)
-                elif op in RARE:
-                    stack, pos = RARE[op](self, stack, outer, memo, pos)
-                    data, end, low = self._window(pos)
-                    if len(memo) > most_memo:
-                        break
-                else:
-                    self._refuse(op, opcode_at)
-            limits.check("pickle_memo", len(memo), f"{label}: memo of the pickle")
+                    if op == 0x72:  # LONG_BINPUT
+                        memo[_uint4(data, pos)[0]] = stack[-1]
+                        pos += 4
+                    elif op == 0x4B:  # BININT1
+                        stack.append(data[pos])
+                        pos += 1
+                    elif op == 0x68:  # BINGET
+                        stack.append(memo[data[pos]])
+                        pos += 1
+                    elif op == 0x94:  # MEMOIZE
+                        memo[len(memo)] = stack[-1]
+                    elif op == 0x28:  # MARK
+                        outer.append(stack)
+                        stack = []
+                    elif op == 0x74:  # TUPLE
+                        made += _TUPLE + 8 * len(stack)
+                        found = tuple(stack)
+                        stack = outer.pop()
+                        stack.append(found)
+                    elif op == 0x58:  # BINUNICODE
+                        made += _TEXT
+                        stop = pos + 4 + _uint4(data, pos)[0]
+                        if stop > end:
+                            data, end, low = self._need(stop)
+                        stack.append(str(data[pos + 4 : stop], "utf-8", "surrogatepass"))
+                        pos = stop
+                    elif op == 0x8C:  # SHORT_BINUNICODE
+                        made += _TEXT
+                        stop = pos + 1 + data[pos]
+                        if stop > end:
+                            data, end, low = self._need(stop)
+                        stack.append(str(data[pos + 1 : stop], "utf-8", "surrogatepass"))
+                        pos = stop
+                    elif op == 0x86:  # TUPLE2
+                        made += _TUPLE
+                        last = stack.pop()
+                        stack[-1] = (stack[-1], last)
+                    elif op == 0x52:  # REDUCE
+                        made += _RECORD
+                        args = stack.pop()
+                        if type(args) is not tuple:
+                            raise Malformed("calls with arguments that are not a tuple")
+                        stack[-1] = Call(stack[-1], args)
+                    elif op == 0x51:  # BINPERSID
+                        made += _RECORD
+                        record = stack[-1] = PersistentId(stack[-1])
+                        self.persistent_ids.append(record)
+                    elif op == 0x4A:  # BININT
+                        made += _NUMBER
+                        stack.append(_int4(data, pos)[0])
+                        pos += 4
+                    elif op == 0x71:  # BINPUT
+                        memo[data[pos]] = stack[-1]
+                        pos += 1
+                    elif op == 0x4D:  # BININT2
+                        made += _NUMBER
+                        stack.append(data[pos] | data[pos + 1] << 8)
+                        pos += 2
+                    elif op == 0x85:  # TUPLE1
+                        made += _TUPLE
+                        stack[-1] = (stack[-1],)
+                    elif op == 0x89:  # NEWFALSE
+                        stack.append(False)
+                    elif op == 0x88:  # NEWTRUE
+                        stack.append(True)
+                    elif op == 0x4E:  # NONE
+                        stack.append(None)
+                    elif op == 0x29:  # EMPTY_TUPLE
+                        stack.append(())
+                    elif op == 0x6A:  # LONG_BINGET
+                        stack.append(memo[_uint4(data, pos)[0]])
+                        pos += 4
+                    elif op == 0x63:  # GLOBAL
+                        module, pos = self.line_(pos)
+                        name, pos = self.line_(pos)
+                        data, end, low = self._window(pos)
+                        stack.append(self.global_(module.decode(), name.decode(), opcode_at))
+                    elif op == 0x93:  # STACK_GLOBAL
+                        last = stack.pop()
+                        if type(last) is not str or type(stack[-1]) is not str:
+                            raise Malformed("names a global by something else than text")
+                        stack[-1] = self.global_(stack[-1], last, opcode_at)
+                    elif op == 0x87:  # TUPLE3
+                        made += _TUPLE
+                        last = stack.pop()
+                        middle = stack.pop()
+                        stack[-1] = (stack[-1], middle, last)
+                    elif op == 0x75:  # SETITEMS
+                        values = stack
+                        made += _ITEM * len(values)
+                        stack = outer.pop()
+                        set_items(stack[-1], values)
+                    elif op == 0x73:  # SETITEM
+                        made += 2 * _ITEM
+                        last = stack.pop()
+                        key = stack.pop()
+                        set_items(stack[-1], [key, last])
+                    elif op == 0x65:  # APPENDS
+                        values = stack
+                        stack = outer.pop()
+                        append(stack[-1], values)
+                    elif op == 0x61:  # APPEND
+                        last = stack.pop()
+                        append(stack[-1], [last])
+                    elif op == 0x7D:  # EMPTY_DICT
+                        made += _RECORD
+                        stack.append({})
+                    elif op == 0x5D:  # EMPTY_LIST
+                        made += _RECORD
+                        stack.append([])
+                    elif op == 0x47:  # BINFLOAT
+                        made += _NUMBER
+                        stack.append(_double(data, pos)[0])
+                        pos += 8
+                    elif op == 0x81:  # NEWOBJ
+                        made += _RECORD
+                        args = stack.pop()
+                        if type(args) is not tuple:
+                            raise Malformed("makes an object with arguments that are not a tuple")
+                        stack[-1] = Call(stack[-1], args)
+                    elif op == 0x62:  # BUILD
+                        last = stack.pop()
+                        target = stack[-1]
+                        if type(target) is not Call:
+                            raise NotTaken(f"gives state to a {type(target).__name__}")
+                        if target.states is None:
+                            target.states = []
+                        target.states.append(last)
+                    elif op == 0x2E:  # STOP
+                        value = stack.pop()
+                        if pos > end:
+                            raise IndexError
+                        self._check_made(made, memo, outer)
+                        return Pickle(value, self._places, self.persistent_ids, pos)
+                    elif op == 0x95:  # FRAME
+                        self._begin_frame(pos)
+                        pos += 8
+                        data, end, low = self._window(pos)
+                    elif op in VALUES:
+                        made += _RECORD
+                        last, pos = VALUES[op](self, pos)
+                        stack.append(last)
+                        data, end, low = self._window(pos)
+                    elif op in RARE:
+                        made += _RECORD
+                        stack, pos = RARE[op](self, stack, outer, memo, pos)
+                        data, end, low = self._window(pos)
+                    else:
+                        self._refuse(op, opcode_at)
+                self._check_made(made, memo, outer)
             asked = limits.pickle_opcodes + 1
-            limits.check("pickle_opcodes", asked, f"{label}: opcodes in the pickle")
-            raise AssertionError("the loop ends only where one of the two is exceeded")
+            limits.check("pickle_opcodes", asked, f"{self._feed.label}: opcodes in the pickle")
+            raise AssertionError("the loop ends only where they are exceeded")
         except FormatError:
             raise
         except Malformed as error:
@@ -261,6 +285,14 @@ class _Machine:
             raise self._error("holds text that is not UTF-8", op, opcode_at) from error
         except ValueError as error:
             raise self._error("holds a text with an escape that is none", op, opcode_at) from error
+
+    def _check_made(self, made: int, memo: dict[int, Any], outer: list[list[Any]]) -> None:
+        limits, label = self._limits, self._feed.label
+        if len(memo) > limits.pickle_memo:
+            limits.check("pickle_memo", len(memo), f"{label}: memo of the pickle")
+        made += _MEMO_ENTRY * len(memo) + _RECORD * len(outer)
+        if made > limits.pickle_made_bytes:
+            limits.check("pickle_made_bytes", made, f"{label}: bytes of what the pickle makes")
 
     def _window(self, pos: int) -> tuple[bytes, int, int]:
         """The bytes to work on, their true end, and the position from which to ask again."""

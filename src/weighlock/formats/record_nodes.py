@@ -11,7 +11,15 @@ from weighlock.formats.pickle_records import Call, Global, PersistentId, SetReco
 from weighlock.formats.rebuild_numpy import raw_bytes
 from weighlock.formats.torch_names import canonical
 
-__all__ = ["SIMPLE", "children_of", "is_bare", "label_of", "plain_key", "plain_object"]
+__all__ = [
+    "SIMPLE",
+    "children_of",
+    "entries_in",
+    "is_bare",
+    "label_of",
+    "plain_key",
+    "plain_object",
+]
 
 _DICTS = {
     ("collections", "OrderedDict"),
@@ -33,6 +41,8 @@ _LONGEST_PATH = 4096
 _LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
 _LONGEST_KEY = 256
 """Characters of a key that is made into bytes: no more than its record takes as it is."""
+_WRAPPED = 16
+"""How many records around a tensor are looked through."""
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
 
 
@@ -48,17 +58,63 @@ def _name_of(call: Call) -> tuple[str, str]:
     return canonical(func.module, func.name)
 
 
-def _attributes(call: Call) -> dict[Any, Any]:
-    """What BUILD would make attributes of: a dict, or a pair of a dict and a dict of slots."""
-    found: dict[Any, Any] = {}
+_MODULE_PARTS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
+
+
+def _states(call: Call) -> list[Any]:
+    """Arguments of BUILD: of those given more than once the last, as that counts.
+
+    A pair of a dict and a dict of slots are two.
+    """
+    found: dict[int, Any] = {}
     for state in call.states or ():
-        parts = state if type(state) is tuple and len(state) == 2 else (state,)
-        if all(type(part) in (dict, type(None)) for part in parts):
-            for part in parts:
-                found.update(part or {})
+        is_pair = type(state) is tuple and len(state) == 2
+        parts = state if is_pair and all(type(p) in (dict, type(None)) for p in state) else (state,)
+        for part in parts:
+            found.pop(id(part), None)
+            found[id(part)] = part
+    return list(found.values())
+
+
+def _attributes(call: Call) -> dict[Any, Any]:
+    """What BUILD would make attributes of."""
+    found: dict[Any, Any] = {}
+    for state in _states(call):
+        if type(state) in (dict, type(None)):
+            found.update(state or {})
         else:
             found["state"] = state
     return found
+
+
+def entries_in(call: Call) -> int:
+    """How many entries it takes to tell what an object holds: those of all that it is made of."""
+    count = 0
+    for _ in range(_WRAPPED):
+        if call.args and type(call.args[0]) is PersistentId:
+            break  # a plain tensor
+        states = _states(call)
+        parts = [*states, *call.args[:1], call.items, call.appended, call.states]
+        for state in states:
+            if type(state) is dict and "_modules" in state:
+                parts += [state.get(name) for name in _MODULE_PARTS]
+        for part in parts[:]:
+            if type(part) is Call:
+                parts += [*part.args[:1], part.items, part.appended]
+        for state in call.args[3:4]:  # the attributes of a wrapped tensor: a dict, or several
+            parts += [state, *(state if type(state) is tuple else ())]
+        count += sum(_length(part) for part in parts)
+        inner = next((part for part in call.args[:3] if type(part) is Call), None)
+        if inner is None:
+            break
+        call = inner
+    return count
+
+
+def _length(value: Any) -> int:
+    if type(value) is SetRecord:
+        return len(value.values)
+    return len(value) if type(value) in (dict, list, tuple) else 0
 
 
 def _entries(value: Any) -> list[tuple[Any, Any]]:

@@ -18,6 +18,7 @@ from weighlock.formats.rebuild import attributes_of, tensor_of
 from weighlock.formats.record_nodes import (
     SIMPLE,
     children_of,
+    entries_in,
     is_bare,
     label_of,
     plain_key,
@@ -62,6 +63,7 @@ def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
     return RecordTree(naming.tensors, extras, tuple(naming.notes), naming.groups)
 
 
+_LISTS = (list, tuple, SetRecord)
 _LONG_TEXT = 256
 _WRAPPED = 8
 _MOST_NAME_BYTES = 64 * 1024 * 1024
@@ -69,13 +71,22 @@ _REMEMBERED_PATHS = 10_000
 
 
 class _Opened:
-    """A node whose children are being looked at."""
+    """A node whose children are being looked at.
+
+    They are pairs, but of a list the bare values: those may be millions of numbers.
+    """
 
     __slots__ = ("children", "node")
 
-    def __init__(self, node: Any, children: list[tuple[Any, Any]]) -> None:
+    def __init__(self, node: Any, children: Collection[Any]) -> None:
         self.node = node
         self.children = children
+
+    def values(self) -> Iterator[Any]:
+        """The children without their keys."""
+        if type(self.node) in _LISTS:
+            return iter(self.children)
+        return (child for _, child in self.children)
 
 
 class _Survey:
@@ -89,7 +100,7 @@ class _Survey:
         self._pruned: set[int] = set()
         self._used: set[int] = set()
         self._makers: set[int] = set()
-        self._copied_bytes = 0
+        self._copied_bytes = self._entries = 0
 
     def visit(self, root: Any) -> None:
         most_depth = self.limits.depth
@@ -99,7 +110,7 @@ class _Survey:
         while stack:
             node = stack.pop()
             if type(node) is _Opened:
-                self._close(node.node, node.children)
+                self._close(node)
                 open_nodes.discard(id(node.node))
                 continue
             key = id(node)
@@ -113,6 +124,8 @@ class _Survey:
                 for state in node.states or ():  # a numpy array's data is the last of five
                     if type(state) is tuple and state and type(state[-1]) is Call:
                         self._count_uses(state[-1])
+            if type(node) is Call:
+                self._count_entries(entries_in(node))
             meaning = tensor_of(node)
             if meaning is not None:
                 self.meaning[key] = meaning
@@ -121,10 +134,17 @@ class _Survey:
                     self.plain[key] = np.frombuffer(meaning.data, meaning.dtype)[0].item()
                 stack.extend(attributes_of(node).values())
                 continue
-            children = children_of(node)
+            self._count_entries(1)
+            opened = _Opened(node, _children(node))
             open_nodes.add(key)
-            stack.append(_Opened(node, children))
-            stack.extend([child for _, child in reversed(children)])
+            stack.append(opened)
+            below = [child for child in opened.values() if type(child) not in SIMPLE]
+            stack.extend(reversed(below))
+
+    def _count_entries(self, count: int) -> None:
+        self._entries += count
+        if self._entries > self.limits.pickle_entries:
+            self.limits.check("pickle_entries", self._entries, "entries of the checkpoint")
 
     def _count_uses(self, maker: Call) -> None:
         """Refuse long texts that thousands of records would each make a copy of."""
@@ -143,14 +163,12 @@ class _Survey:
             self.limits.check("pickle_bytes", self._copied_bytes * 8, "copies of texts")
         self._used.add(id(text))
 
-    def _close(self, node: Any, children: list[tuple[Any, Any]]) -> None:
-        holds_tensors = self.holds_tensors
-        for _, child in children:
-            if id(child) in holds_tensors:
-                holds_tensors.add(id(node))
-                break
-        plain = self.plain[id(node)] = self._plain(node, children)
-        if id(node) in self.holds_tensors and is_bare(plain):
+    def _close(self, opened: _Opened) -> None:
+        node, holds_tensors = opened.node, self.holds_tensors
+        if any(id(child) in holds_tensors for child in opened.values()):
+            holds_tensors.add(id(node))
+        plain = self.plain[id(node)] = self._plain(opened)
+        if id(node) in holds_tensors and is_bare(plain):
             self._pruned.add(id(node))
 
     def value_of(self, child: Any) -> Any:
@@ -162,23 +180,30 @@ class _Survey:
         key = id(child)
         return key in self._pruned or (key in self.meaning and self.plain.get(key) is None)
 
-    def _plain(self, node: Any, children: list[tuple[Any, Any]]) -> Any:
-        kind = type(node)
+    def _plain(self, opened: _Opened) -> Any:
+        node, kind = opened.node, type(opened.node)
         if kind is Global:
             return f"{node.module}.{node.name}"
         if kind is PersistentId:
             return None
-        if kind in (list, SetRecord):
-            return [self.value_of(child) for _, child in children]
-        if kind is tuple:
-            return tuple(self.value_of(child) for _, child in children)
+        if kind in _LISTS:
+            values = [self.value_of(child) for child in opened.children]
+            return tuple(values) if kind is tuple else values
         entries = {}
-        for key, child in children:
+        for key, child in opened.children:
             if type(child) in SIMPLE:
                 entries[plain_key(key)] = child
             elif not self._is_pruned(child):
                 entries[plain_key(key)] = self.plain.get(id(child))
         return entries if kind is dict else plain_object(node, entries)
+
+
+def _children(node: Any) -> Collection[Any]:
+    if type(node) is SetRecord:
+        return node.values
+    if type(node) in (list, tuple):
+        return node  # type: ignore[no-any-return]
+    return node.items() if type(node) is dict else children_of(node)
 
 
 class _Naming:
@@ -218,11 +243,11 @@ class _Naming:
             stack.append(iter(attributes_of(root).items()))
         elif id(root) in survey.holds_tensors:
             stack.append(iter(children_of(root)))
-        steps = 0
+        steps, most_steps = 0, 8 * survey.limits.tensors + 8192
         while stack:
             steps += 1
             # Every tensor is a few steps away; more means paths that are many and lead nowhere.
-            if steps % 1024 == 0:
+            if steps > most_steps:
                 survey.limits.check("tensors", steps // 8, "steps on the way to tensors")
             step = next(stack[-1], None)
             if step is None:
@@ -239,6 +264,7 @@ class _Naming:
                 below = attributes_of(child).items()
             elif key in survey.holds_tensors:
                 below = children_of(child)
+                steps += entries_in(child) if type(child) is Call else 0
             else:
                 continue
             if below and key not in on_path:
