@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from weighlock.cli.text import columns, escaped, parse_size, quantity, size
+from weighlock.cli.text import as_json_value, columns, escaped, parse_size, quantity, size
 
 
 @pytest.mark.parametrize(
@@ -126,3 +126,31 @@ def test_json_text_keeps_every_name(capsys):
     assert json.loads(capsys.readouterr().out) == {"names": names}
     print_json([])
     assert json.loads(capsys.readouterr().out) == []
+
+
+class TestJSONValues:
+    def test_what_is_small_is_whole(self):
+        value = {"a": [1, 2.5, None, True, "x"], 3: {"b": (1, 2)}}
+        assert as_json_value(value) == {"a": [1, 2.5, None, True, "x"], "3": {"b": [1, 2]}}
+
+    @pytest.mark.parametrize("wrap", [lambda x: [x] * 10, lambda x: dict.fromkeys(range(10), x)])
+    def test_what_is_shared_many_times_over_is_cut(self, wrap):
+        value = "leaf"
+        for _ in range(12):
+            value = wrap(value)
+        text = json.dumps(as_json_value(value), ensure_ascii=False)
+        assert len(text) < 500_000
+
+    def test_a_long_mapping_is_cut(self):
+        shown = as_json_value({"long": dict.fromkeys(range(5000), 0), "epoch": 3})
+        assert len(shown["long"]) == 1001
+        assert shown["long"]["…"] == "…"
+        assert shown["epoch"] == 3
+
+    def test_a_long_list_is_cut(self):
+        assert as_json_value(list(range(5000))) == [*range(1000), "…"]
+
+    def test_a_long_text_is_not_written_many_times(self):
+        text = "x" * 1_000_000
+        assert as_json_value(text) == text
+        assert len(json.dumps(as_json_value([text] * 1000))) < 20_000_000

@@ -1,7 +1,8 @@
 """Facts as text for people: escaped names, sizes, tables. Knows terminals; not tensors."""
 
 import decimal
-from collections.abc import Iterable, Mapping, Sequence
+import itertools
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 __all__ = ["as_json_value", "columns", "counted", "escaped", "parse_size", "quantity", "size"]
@@ -86,19 +87,58 @@ def columns(rows: Iterable[Sequence[str]], right: frozenset[int] = frozenset()) 
 def as_json_value(value: object, depth: int = 12) -> Any:
     """A plain value as JSON can hold it: keys as text, bytes as a note of their length.
 
-    What is nested deeper than `depth` is left out: a checkpoint may nest as it likes.
+    What is nested deeper than `depth`, what follows the first 1,000 entries of a list or mapping,
+    and what follows 10,000 values in all is left out: a checkpoint may nest as it likes, and share
+    one list a million times over.
     """
-    if isinstance(value, Mapping):
-        if depth == 0:
-            return "…"
-        return {_text(key): as_json_value(item, depth - 1) for key, item in value.items()}
-    if isinstance(value, (list, tuple)):
-        return [as_json_value(item, depth - 1) for item in value[:1000]] if depth else "…"
-    if isinstance(value, (str, bool, float, type(None))):
-        return value
-    if isinstance(value, int) and -(2**63) <= value < 2**63:
-        return value
-    return f"<{len(value)} bytes>" if isinstance(value, bytes) else _text(value)
+    return _Shortened().value(value, depth)
+
+
+_MOST_VALUES = 10_000
+_MOST_ENTRIES = 1000
+_LONG_TEXT = 1000
+_MORE = "…"
+
+
+class _Shortened:
+    """Counts the values of one tree; a long text counts as several."""
+
+    def __init__(self) -> None:
+        self._left = _MOST_VALUES
+
+    def value(self, value: object, depth: int) -> Any:
+        if self._left <= 0:
+            return _MORE
+        self._left -= 1
+        if isinstance(value, (Mapping, list, tuple)):
+            if depth == 0:
+                return _MORE
+            if isinstance(value, Mapping):
+                return self._mapping(value, depth)
+            return self._list(value, depth)
+        if isinstance(value, str):
+            self._left -= len(value) // _LONG_TEXT
+            return value
+        if isinstance(value, (bool, float, type(None))):
+            return value
+        if isinstance(value, int) and -(2**63) <= value < 2**63:
+            return value
+        return f"<{len(value)} bytes>" if isinstance(value, bytes) else _text(value)
+
+    def _list(self, value: Sequence[object], depth: int) -> list[Any]:
+        found = [self.value(item, depth - 1) for item in self._entries(value)]
+        return found + ([_MORE] if len(found) < len(value) else [])
+
+    def _mapping(self, value: Mapping[Any, object], depth: int) -> dict[str, Any]:
+        found = {_text(key): self.value(value[key], depth - 1) for key in self._entries(value)}
+        return found | ({_MORE: _MORE} if len(found) < len(value) else {})
+
+    def _entries(self, values: Collection[Any]) -> Iterator[Any]:
+        """The first entries, as long as there is room for more."""
+        for value in itertools.islice(values, _MOST_ENTRIES):
+            if self._left <= 0:
+                break
+            yield value
 
 
 def _text(value: object) -> str:
