@@ -247,3 +247,17 @@ def test_a_source_that_is_broken_leaves_the_target(source, target, convert):
     assert_refused(convert(source, target, "--force"), "in.safetensors")
     assert target.read_bytes() == b"before"
     assert sorted(entry.name for entry in source.parent.iterdir()) == [source.name, target.name]
+
+
+def test_what_a_reader_should_know_is_told(tmp_path, target, convert):
+    path = tmp_path / "two.npy"
+    with open(path, "wb") as file:
+        np.save(file, np.arange(4))
+        np.save(file, np.arange(4))
+    result = convert(path, target)
+    succeeded(result)
+    assert "only the first array is read" in result.stderr
+    target.unlink()
+    facts = json.loads(succeeded(convert(path, target, "--json")))
+    assert facts["tensors"] == 1
+    assert "only the first array is read" in facts["notes"][0]

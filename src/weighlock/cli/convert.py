@@ -18,6 +18,7 @@ from weighlock.cli.shared import (
     json_option,
     label,
     print_json,
+    print_notes,
     progress_bar,
     tell,
     weights,
@@ -133,6 +134,8 @@ def command(
     """
     check_target(target, force=force, is_directory=max_shard_size is not None)
     with weighlock.open(source, access=access_to(credential, source)) as catalog:
+        notes = catalog.notes
+        print_notes(notes, {})  # what is left out is told below
         lost: Counter[str] = Counter()
         chosen = _chosen(catalog, patterns, renames, dtype, lost)
         skipped = _unsupported(chosen, patterns)
@@ -156,8 +159,10 @@ def command(
                 progress=progress,
             )
     if as_json:
-        facts = {"source": label(source), "target": target, "tensors": len(chosen), "bytes": total}
-        print_json({**facts, "skipped": skipped, "tied": shared, "overflowed": dict(+lost)})
+        facts: dict[str, object] = {"source": label(source), "target": target}
+        facts |= {"tensors": len(chosen), "bytes": total}
+        facts |= {"skipped": skipped, "tied": shared, "overflowed": dict(+lost)}
+        print_json({**facts, "notes": notes})
     else:
         for name, count in (+lost).items():
             numbers = "1 number is" if count == 1 else f"{count:,} numbers are"
