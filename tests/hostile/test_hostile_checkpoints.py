@@ -337,7 +337,11 @@ PICKLES = [
     broken("b18 odd DICT", MARK + NONE + DICT, says="odd"),
     broken("b19 a list as a key", EMPTY_DICT + EMPTY_LIST + NONE + SETITEM, says="key"),
     broken("b19 a dict in a tuple as a key", EMPTY_DICT + EMPTY_DICT + TUPLE1 + NONE + SETITEM),
-    broken("b19 an int of 62 bits as a key", EMPTY_DICT + num(2**61 - 1) + NONE + SETITEM),
+    opens(
+        "b19 an int of 70 bits as a key",
+        checkpoint(EMPTY_DICT + num(2**70) + tensor() + SETITEM),
+        tensors={str(2**70): ONE_TO_FOUR["w"]},
+    ),
     broken("b19 9 tuples as a key", EMPTY_DICT + NONE + TUPLE1 * 9 + NONE + SETITEM),
     opens(
         "b22 a lone surrogate as a name",
@@ -1297,11 +1301,12 @@ def doubled(bottom, levels=60):
     return out
 
 
-def colliding_tuples(bits=16, count=40_000):
+def colliding_tuples(bits=16, count=40_000, *, first=b"", into=EMPTY_DICT):
     """Keys that differ and share one hash: -1 and -2 do."""
     keys = itertools.islice(itertools.product(b"\1\2", repeat=bits), count)
-    pairs = b"".join(MARK + b"".join(b"h" + bytes([k]) for k in key) + TUPLE + NONE for key in keys)
-    return num(-1) + put(1) + POP + num(-2) + put(2) + POP + EMPTY_DICT + MARK + pairs + SETITEMS
+    parts = [first + b"".join(b"h" + bytes([k]) for k in key) for key in keys]
+    pairs = b"".join(MARK + part + TUPLE + NONE for part in parts)
+    return num(-1) + put(1) + POP + num(-2) + put(2) + POP + into + MARK + pairs + SETITEMS
 
 
 def wide_key(levels=6, width=100):
@@ -1367,13 +1372,15 @@ BOMBS = [
     ("b14 2,000,000 DUPs", lambda: NONE + DUP * 2_000_000 + GOOD, True),
     ("b14 DUP and POP", lambda: NONE + (DUP + POP) * 1_000_000 + GOOD, True),
     ("b14 MARK and POP_MARK", lambda: (MARK + POP_MARK) * 500_000 + GOOD, True),
-    ("b20 colliding ints as keys", lambda: EMPTY_DICT + MARK + COLLIDING + SETITEMS, False),
+    ("b20 colliding ints as keys", lambda: EMPTY_DICT + MARK + COLLIDING + SETITEMS, True),
     (
         "b20 colliding ints as keys of an object",
         lambda: ORDERED + MARK + COLLIDING + SETITEMS,
         None,
     ),
-    ("b20 colliding tuples as keys", colliding_tuples, None),
+    ("b20 colliding tuples as keys", colliding_tuples, True),
+    ("b20 colliding tuples with a text", lambda: colliding_tuples(first=text("x")), True),
+    ("b20 colliding tuples of an object", lambda: colliding_tuples(into=ORDERED), True),
     (
         "b20 many keys of one name",
         lambda: tensor() + put(9) + POP + EMPTY_DICT + MARK + SAME + SETITEMS,

@@ -2,6 +2,7 @@
 
 import argparse
 import collections
+import enum
 import io
 import json
 import pathlib
@@ -431,6 +432,11 @@ class TestKinds:
             assert catalog.extras == thing
 
 
+class Color(enum.Enum):
+    RED = 1
+    BLUE = "b"
+
+
 class TestTrees:
     @BOTH
     @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
@@ -555,6 +561,41 @@ class TestTrees:
         group = catalog.extras["optimizer"]["param_groups"][0]
         assert group["params"] == [0, 1, 2, 3]
         assert group["weight_decay"] == optimizer.param_groups[0]["weight_decay"]
+
+    @pytest.mark.parametrize("protocol", [2, 4])
+    @pytest.mark.parametrize(
+        "keys",
+        [
+            {np.int64(1): 1, np.int64(-(2**63)): -(2**63)},
+            {np.str_("cat"): "cat", np.str_("dög"): "dög", np.bytes_(b"cat"): b"cat"},
+            {np.float32(1.5): 1.5, np.bool_(True): True, np.complex64(2j): "2j"},
+            {(np.int64(1), "a"): (1, "a"), (np.int64(2), "a"): (2, "a")},
+            {torch.float32: "torch.float32", torch.float16: "torch.float16"},
+            {Color.RED: "Color(1)", Color.BLUE: "Color(b)"},
+            {np.dtype("f4"): "dtype(f4)", np.dtype("i8"): "dtype(i8)"},
+            {frozenset([1]): "frozenset(1)", torch.Size([2, 3]): "Size(2, 3)"},
+            {2**63: 2**63, 2**64 - 1: 2**64 - 1, 2**70: str(2**70), -(2**70): str(-(2**70))},
+        ],
+        ids=["ints", "texts", "numbers", "tuples", "dtypes", "enums", "numpy", "sets", "large"],
+    )
+    def test_keys_that_are_no_text(self, keys, protocol):
+        state = {"t": {key: torch.ones(1) for key in keys}, "n": dict.fromkeys(keys, 5)}
+        catalog = weighlock.open(saved(state, protocol=protocol))
+        assert catalog.extras == {"n": dict.fromkeys(keys.values(), 5)}
+        names = [key.decode() if type(key) is bytes else str(key) for key in keys.values()]
+        names = [name.replace("'", "") for name in names]
+        assert [name.split("#")[0] for name in catalog] == [f"t.{name}" for name in names]
+
+    def test_many_tuples_of_numbers_as_keys(self):
+        """As merges of a tokenizer are; beyond some thousands they are texts among the extras."""
+        merges = {(n, n + 1): n for n in range(6000)}
+        pairs = {(f"a{n}", f"b{n}"): n for n in range(6000)}
+        weights = {(n, n + 1): torch.ones(1) for n in range(5000)}
+        catalog = weighlock.open(saved({"merges": merges, "pairs": pairs, "w": weights}))
+        assert catalog.extras["merges"] == {str(key): n for key, n in merges.items()}
+        assert catalog.extras["pairs"] == pairs
+        assert list(catalog) == [f"w.{key}" for key in weights]
+        assert catalog.notes == ()
 
     def test_the_metadata_of_a_state_dict_is_no_entry(self):
         state = torch.nn.BatchNorm1d(3).state_dict()

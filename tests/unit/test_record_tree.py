@@ -227,6 +227,21 @@ class TestExtras:
         tree = read_tree({(1, 2): "tuple", "(1, 2)": "text"})
         assert len(tree.extras) == 2 or tree.notes
 
+    def test_keys_that_cannot_be_told_apart_are_numbered(self):
+        date = called("numpy.dtype", "M8")
+        keys = [called("numpy.core.multiarray.scalar", date, b"%d" % n) for n in range(3)]
+        tree = read_tree({"x": dict(zip(keys, "abc", strict=True))})
+        assert tree.extras == {"x": {"scalar": "a", "scalar#2": "b", "scalar#3": "c"}}
+        assert "scalar#2" in tree.notes[0]
+        thing = called("some.Thing", state={"x": 1}, items=[("x", 2)])
+        assert read_tree(thing).extras == {"__class__": "some.Thing", "x": 1, "x#2": 2}
+
+    def test_notes_of_keys_are_few(self):
+        keys = [called("some.Key", [[]]) for _ in range(1000)]
+        tree = read_tree(dict.fromkeys(keys, 1))
+        assert len(tree.extras) == 1000
+        assert len(tree.notes) < 200
+
 
 class TestBounds:
     def test_cycles(self):

@@ -64,6 +64,7 @@ def test_a_brace_in_the_ninth_byte_hides_nothing():
 @pytest.mark.parametrize(
     "before",
     [
+        b"}\x8a\x09" + (1 << 70).to_bytes(9, "little") + b"Ns",
         b"}Nb",
         b"](u",
         b"]NaK\0Ns",

@@ -7,10 +7,13 @@ not what they mean.
 from typing import Any
 
 __all__ = [
+    "LARGEST_KEY",
+    "NUMBER_TUPLES",
     "Call",
     "Global",
     "Malformed",
     "NotTaken",
+    "OddKey",
     "PersistentId",
     "SetRecord",
     "append",
@@ -18,12 +21,13 @@ __all__ = [
     "set_items",
 ]
 
-_LARGEST_KEY = 2**61 - 2
-"""Larger ints can be chosen to share one hash, which makes a dict crawl."""
+LARGEST_KEY = 2**64
+"""Larger ints can be chosen to share one hash, which makes a dict crawl; of these, at most 16."""
 
 _KEY_DEPTH = 8
 _KEY_NODES = 256
-_NUMBER_TUPLES = 4096
+NUMBER_TUPLES = 4096
+"""Entries of a dict up to which tuples of numbers are taken as keys: they can share a hash, too."""
 
 
 class Malformed(Exception):
@@ -88,6 +92,15 @@ class SetRecord:
         self.frozen = frozen
 
 
+class OddKey:
+    """A key of a dict that could be made to hash slowly. It goes by identity."""
+
+    __slots__ = ("value",)
+
+    def __init__(self, value: Any) -> None:
+        self.value = value
+
+
 def set_items(target: Any, values: list[Any]) -> None:
     """What SETITEMS does: alternate keys and values into a dict or an object."""
     if len(values) % 2:
@@ -95,8 +108,8 @@ def set_items(target: Any, values: list[Any]) -> None:
     if type(target) is dict:
         for index in range(0, len(values), 2):
             key = values[index]
-            if type(key) is not str:
-                check_key(key, len(target))
+            if type(key) is not str and check_key(key, len(target)):
+                key = OddKey(key)
             target[key] = values[index + 1]
     elif type(target) is Call:
         if target.items is None:
@@ -106,13 +119,15 @@ def set_items(target: Any, values: list[Any]) -> None:
         raise NotTaken(f"sets items of a {type(target).__name__}")
 
 
-def check_key(key: Any, others: int = 0) -> None:
-    """Refuse what Python could not hash, or only slowly, or only with a deep C stack.
+def check_key(key: Any, others: int = 0) -> bool:
+    """Refuse what Python could not hash, or only with a deep C stack; True for what may be slow.
 
-    `others` is how many keys are there already: tuples of numbers can be made to collide.
+    `others` is how many keys are there already: tuples of several numbers can be made to collide,
+    as -1 and -2 do, whatever else is in them.
     """
     level = [key]
-    nodes = texts = 0
+    nodes = numbers = 0
+    is_large = False
     for _ in range(_KEY_DEPTH):
         inner: list[Any] = []
         nodes += len(level)
@@ -120,17 +135,15 @@ def check_key(key: Any, others: int = 0) -> None:
             raise NotTaken(f"uses a tuple of more than {_KEY_NODES} values as a key")
         for value in level:
             kind = type(value)
-            texts += kind in (str, bytes)
+            numbers += kind in (int, float)
             if kind is tuple:
                 inner.extend(value)
-            elif kind is int and not -_LARGEST_KEY <= value <= _LARGEST_KEY:
-                raise NotTaken("uses an int of more than 61 bits as a key")
+            elif kind is int:
+                is_large |= not -LARGEST_KEY <= value <= LARGEST_KEY
             elif kind in (list, dict):
                 raise Malformed(f"uses a {kind.__name__} as a key")
         if not inner:
-            if type(key) is tuple and not texts and others > _NUMBER_TUPLES:
-                raise NotTaken(f"uses more than {_NUMBER_TUPLES:,} tuples of numbers as keys")
-            return
+            return is_large or (numbers > 1 and others >= NUMBER_TUPLES)
         level = inner
     raise NotTaken("uses deeply nested tuples as a key")
 

@@ -6,20 +6,11 @@ its children, never below. Walking is `record_tree`'s.
 
 from typing import Any
 
-from weighlock.errors import LayoutError
-from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
+from weighlock.formats.pickle_records import LARGEST_KEY, Call, PersistentId, SetRecord
 from weighlock.formats.rebuild_numpy import raw_bytes
-from weighlock.formats.torch_names import canonical
+from weighlock.formats.record_keys import SIMPLE, label_of, name_of
 
-__all__ = [
-    "SIMPLE",
-    "children_of",
-    "entries_in",
-    "is_bare",
-    "label_of",
-    "plain_key",
-    "plain_object",
-]
+__all__ = ["children_of", "entries_in", "is_bare", "label_of", "plain_object"]
 
 _DICTS = {
     ("collections", "OrderedDict"),
@@ -35,27 +26,10 @@ _LISTS = {
     ("collections", "deque"),
     ("torch", "Size"),
 }
-_CONTAINERS: dict[type, str] = {dict: "dict", list: "list", tuple: "tuple"}
-SIMPLE = {int, float, bool, str, bytes, type(None)}
 _LONGEST_PATH = 4096
-_LARGEST_KEY = 2**61 - 2  # larger ones can be chosen to share one hash
-_LONGEST_KEY = 256
-"""Characters of a key that is made into bytes: no more than its record takes as it is."""
 _WRAPPED = 16
 """How many records around a tensor are looked through."""
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
-
-
-def _name_of(call: Call) -> tuple[str, str]:
-    func = call.func
-    if type(func) is PersistentId and type(func.pid) is tuple and len(func.pid) > 1:
-        func = func.pid[1]  # ('module', class, file, source)
-    if type(func) is not Global:
-        return "", ""
-    if func.module == "torch.jit._pickle" and call.args:  # a container with its type beside it
-        kind = _CONTAINERS.get(type(call.args[0]))
-        return ("builtins", kind) if kind else (func.module, func.name)
-    return canonical(func.module, func.name)
 
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
@@ -125,9 +99,9 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
         return []
     pairs: list[tuple[Any, Any]] = []
     first = value.args[0] if value.args else None
-    if _name_of(value) in _DICTS and type(first) is list:  # Python 2 wrote [[key, value], …]
+    if name_of(value) in _DICTS and type(first) is list:  # Python 2 wrote [[key, value], …]
         pairs = [(p[0], p[1]) for p in first if type(p) in (list, tuple) and len(p) == 2]
-    elif _name_of(value) in _DICTS and type(first) is dict:
+    elif name_of(value) in _DICTS and type(first) is dict:
         pairs = list(first.items())
     # Of two values of a key the last counts. What Python could not hash is a key of its own.
     last = {_token(key): (key, item) for key, item in [*pairs, *(value.items or ())]}
@@ -135,8 +109,8 @@ def _entries(value: Any) -> list[tuple[Any, Any]]:
 
 
 def _token(key: Any) -> Any:
-    if type(key) is int and abs(key) > _LARGEST_KEY:
-        raise LayoutError(f"an int of {key.bit_length():,} bits is used as a key")
+    if type(key) is int and abs(key) > LARGEST_KEY:
+        return hex(key)
     return (type(key), key) if type(key) in SIMPLE else id(key)
 
 
@@ -177,7 +151,7 @@ def children_of(value: Any) -> list[tuple[Any, Any]]:
     module = _module_children(attributes)
     if module is not None:
         return module
-    name = _name_of(value)
+    name = name_of(value)
     if name in _DICTS:
         return _entries(value)  # its attributes, such as `_metadata`, are not entries
     if name in _LISTS:
@@ -197,7 +171,7 @@ def is_bare(plain: Any) -> bool:
 
 def plain_object(call: Call, entries: dict[Any, Any]) -> Any:
     """An object as a plain value: what it is where that is known, else its class and content."""
-    module, name = _name_of(call)
+    module, name = name_of(call)
     if (module, name) in _LISTS:
         values = tuple(entries.values())
         return values if name in ("tuple", "Size", "frozenset") else list(values)
@@ -216,37 +190,9 @@ def plain_object(call: Call, entries: dict[Any, Any]) -> Any:
     if (module, name) == ("torch", "device"):
         return ":".join(label_of(part) for part in call.args if type(part) in (str, int))
     parts = call.args[:2]
-    small = all(type(p) is float or (type(p) is int and abs(p) <= _LARGEST_KEY) for p in parts)
+    small = all(type(p) is float or (type(p) is int and abs(p) <= LARGEST_KEY) for p in parts)
     if (module, name) == ("builtins", "complex") and parts and small:
         return complex(*parts)
     if module.endswith("AttributeDict") or name == "AttributeDict":
         return entries
     return {"__class__": f"{module}.{name}".strip("."), **entries}
-
-
-def plain_key(key: Any) -> Any:
-    """A key as a plain value: itself where it is one, else a text."""
-    if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
-        return key
-    if type(key) is Call:  # protocol 2 has no bytes, and makes them of a text
-        raw = raw_bytes(key, _LONGEST_KEY)
-        return label_of(key) if raw is None else raw
-    return key if type(key) in SIMPLE else label_of(key)
-
-
-def label_of(key: Any) -> str:
-    """A key as a part of a name."""
-    if type(key) is str:
-        return key
-    if type(key) is bytes:
-        return key.decode("utf-8", "backslashreplace")
-    if type(key) is int and abs(key) > _LARGEST_KEY:
-        return f"an int of {key.bit_length()} bits"
-    if type(key) in (int, bool, float, type(None)):
-        return str(key)
-    if type(key) is tuple and len(key) <= 8 and all(type(part) in SIMPLE for part in key):
-        return f"({', '.join(label_of(part) for part in key)})"
-    if type(key) is not Call:
-        return type(key).__name__
-    raw = raw_bytes(key, _LONGEST_KEY)
-    return _name_of(key)[1] if raw is None else label_of(raw)

@@ -13,17 +13,16 @@ import numpy as np
 
 from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.formats.meanings import ComposedTensor, InlineTensor, Meaning
-from weighlock.formats.pickle_records import Call, Global, PersistentId, SetRecord
-from weighlock.formats.rebuild import attributes_of, tensor_of
-from weighlock.formats.record_nodes import (
-    SIMPLE,
-    children_of,
-    entries_in,
-    is_bare,
-    label_of,
-    plain_key,
-    plain_object,
+from weighlock.formats.pickle_records import (
+    NUMBER_TUPLES,
+    Call,
+    Global,
+    PersistentId,
+    SetRecord,
 )
+from weighlock.formats.rebuild import attributes_of, tensor_of
+from weighlock.formats.record_keys import SIMPLE, label_of, plain_key
+from weighlock.formats.record_nodes import children_of, entries_in, is_bare, plain_object
 from weighlock.limits import Limits
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.groups import Group
@@ -40,7 +39,7 @@ class RecordTree:
     extras: dict[Any, Any]
     """What is not a tensor, as plain values."""
     notes: tuple[str, ...]
-    """What a reader should know: names that had to be changed to stay apart."""
+    """What a reader should know: names and keys that had to be changed to stay apart."""
     groups: dict[str, Group]
     """Tensors that are several of those above together."""
 
@@ -60,12 +59,14 @@ def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
     if not isinstance(extras, dict):
         is_nothing = extras is None and root is not None  # it was a tensor
         extras = {} if is_nothing else {"": extras}
-    return RecordTree(naming.tensors, extras, tuple(naming.notes), naming.groups)
+    notes = (*naming.notes, *survey.notes)
+    return RecordTree(naming.tensors, extras, notes, naming.groups)
 
 
 _LISTS = (list, tuple, SetRecord)
 _LONG_TEXT = 256
 _WRAPPED = 8
+_MOST_NOTES = 100
 _MOST_NAME_BYTES = 64 * 1024 * 1024
 _REMEMBERED_PATHS = 10_000
 
@@ -101,6 +102,7 @@ class _Survey:
         self._used: set[int] = set()
         self._makers: set[int] = set()
         self._copied_bytes = self._entries = 0
+        self.notes: list[str] = []
 
     def visit(self, root: Any) -> None:
         most_depth = self.limits.depth
@@ -189,13 +191,28 @@ class _Survey:
         if kind in _LISTS:
             values = [self.value_of(child) for child in opened.children]
             return tuple(values) if kind is tuple else values
-        entries = {}
+        entries: dict[Any, Any] = {}
+        crowded = len(opened.children) > NUMBER_TUPLES
+        numbers: Counter[str] = Counter()
         for key, child in opened.children:
-            if type(child) in SIMPLE:
-                entries[plain_key(key)] = child
-            elif not self._is_pruned(child):
-                entries[plain_key(key)] = self.plain.get(id(child))
+            if type(child) not in SIMPLE and self._is_pruned(child):
+                continue
+            name = key if type(key) is str else plain_key(key, crowded=crowded)
+            if name in entries:
+                name = self._told_apart(label_of(key)[:_LONG_TEXT], entries, numbers)
+            entries[name] = self.value_of(child)
         return entries if kind is dict else plain_object(node, entries)
+
+    def _told_apart(self, label: str, entries: dict[Any, Any], numbers: Counter[str]) -> str:
+        """A key for what would be called as something else is; with a note, but not thousands."""
+        numbers[label] += 1
+        while (name := f"{label}#{numbers[label] + 1}") in entries:
+            numbers[label] += 1
+        if len(self.notes) < _MOST_NOTES:
+            self.notes.append(f"among the extras, two keys would be {label!r}; one is {name!r}")
+        elif len(self.notes) == _MOST_NOTES:
+            self.notes.append("further keys among the extras were told apart by a number")
+        return name
 
 
 def _children(node: Any) -> Collection[Any]:
