@@ -98,8 +98,8 @@ class Limits:
     """Bytes of strided or compressed tensors that a server keeps ready for the next range."""
 
     expanded_bytes: int = 1024 * 1024 * 1024
-    """Longest tensor of a file that is offered although the file holds only a part of its elements,
-    and repeats them (stride 0): a file of a kilobyte may claim to be a terabyte."""
+    """Longest tensor of a file that is offered or read although the file holds only a part of its
+    elements, and repeats them (stride 0): a file of a kilobyte may claim to be a terabyte."""
 
     budget_bytes: int = 32 * 1024 * 1024
     """Bytes of buffers that a server uses for all its connections together."""

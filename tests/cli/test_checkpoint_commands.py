@@ -253,6 +253,17 @@ class TestConvert:
             assert_refused(result, repr(name), "--skip-unsupported")
             assert not target.exists()
 
+    def test_what_is_large_by_repeating_is_refused_before_anything_is_written(
+        self, tmp_path, command
+    ):
+        path, target = tmp_path / "m.pt", tmp_path / "m.safetensors"
+        write(path, {"w": torch.ones(1).expand(2**30)})
+        assert_refused(command("convert", path, target), "'w', of repeated elements")
+        assert not target.exists()
+        write(path, {"w": torch.ones(1).expand(2**10)})
+        succeeded(command("convert", path, target))
+        assert torch.equal(load_file(target)["w"], torch.ones(2**10))
+
     @BOTH
     def test_skipped_with_a_report(self, tmp_path, command, legacy):
         path, target = write(tmp_path / "m.pt", unsupported(), legacy=legacy), tmp_path / "a"

@@ -9,6 +9,7 @@ import gzip
 import itertools
 import json
 import os
+import pickle
 import struct
 import sys
 import zlib
@@ -89,6 +90,9 @@ from weighlock.formats.scanning import scan_source
 from weighlock.formats.torch_names import is_known
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
+from weighlock.tensors.adjusted import AdjustedRef
+from weighlock.tensors.convert import CastRef
+from weighlock.tensors.dtypes import DType
 
 ONE_TO_FOUR = {"w": [1.0, 2.0, 3.0, 4.0]}
 SYSTEM = ("os", "system")
@@ -1243,6 +1247,42 @@ def test_expanded_view_of_2_to_the_35_opens_and_reads_a_slice():
         assert catalog["w"].shape == (2**35,)
         assert catalog["w"].nbytes == 2**37
         assert catalog["w"][2**34 : 2**34 + 2].tolist() == [1.0, 1.0]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda ref: ref.load(),
+        lambda ref: ref.torch(),
+        lambda ref: np.asarray(ref),
+        lambda ref: next(ref.pieces()),
+        lambda ref: ref[: 2**39],
+        lambda ref: CastRef.of(ref, DType.F16).load(),
+        lambda ref: AdjustedRef(ref, neg=True).load(),
+    ],
+    ids=["load", "torch", "numpy", "pieces", "part", "cast", "adjusted"],
+)
+def test_a_tensor_is_not_made_large_by_repeating_its_elements(read):
+    content = checkpoint(table(("w", tensor((2**40,), (0,)))))
+    with weighlock.open(content) as catalog, pytest.raises(LimitExceeded) as caught:
+        read(catalog["w"])
+    error = caught.value
+    assert (error.limit, error.allowed) == ("expanded_bytes", Limits().expanded_bytes)
+    assert error.asked >= 2**41
+    assert "'w'" in str(error)
+
+
+def test_how_much_may_be_repeated_is_told_when_it_is_opened():
+    content = checkpoint(table(("w", tensor((1000,), (0,)))))
+    with weighlock.open(content) as catalog:
+        assert catalog["w"].load().tolist() == [1.0] * 1000
+    with weighlock.open(content, limits=Limits(expanded_bytes=3999)) as catalog:
+        assert catalog["w"][:999].tolist() == [1.0] * 999
+        with pytest.raises(LimitExceeded, match="4,000 asked, 3,999 allowed"):
+            catalog["w"].load()
+        renamed = catalog.rename(lambda name: f"a.{name}")
+        with pytest.raises(LimitExceeded, match="4,000 asked, 3,999 allowed"):
+            pickle.loads(pickle.dumps(renamed["a.w"])).load()
 
 
 def test_a_wrong_checksum_of_a_storage_is_found_by_check():

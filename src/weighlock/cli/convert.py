@@ -146,6 +146,8 @@ def command(
                 f"--skip-unsupported leaves out {len(skipped)}"
             )
         chosen = chosen.only(name for name in chosen if name not in skipped)
+        for ref in chosen.values():
+            ref.check_whole()
         shared = _shared_names(chosen)
         total = sum(ref.nbytes for ref in chosen.values()) if tied == "copy" else chosen.nbytes
         with progress_bar(f"{label(source)} → {target}", total) as progress:

@@ -270,7 +270,7 @@ def _lifted(ref: TensorRef, window: Window) -> TensorRef:
         return replace(ref, original=_lifted(ref.original, window))
     if isinstance(ref, StoredRef) and ref.source is window:
         span = Span(window.start + ref.span.offset, ref.span.length)
-        return StoredRef(ref.spec, window.source, span, ref.layout)
+        return StoredRef(ref.spec, window.source, span, ref.layout, ref.limits)
     return ref
 
 

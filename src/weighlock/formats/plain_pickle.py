@@ -41,7 +41,9 @@ def open_pickle(source: "Source", limits: Limits) -> Catalog:
     limits.check("pickle_bytes", source.size, f"{source.label}: bytes of the pickle")
     pickle = _read(source, limits)
     tree = read_tree(pickle.value, limits)
-    refs, unreadable = make_refs(tree.tensors, _nowhere, swap=False, label=source.label)
+    refs, unreadable = make_refs(
+        tree.tensors, _nowhere, swap=False, label=source.label, limits=limits
+    )
     if not refs and not unreadable:
         raise FormatError(
             "is a pickle without tensors or arrays in it; `weighlock scan` shows what it imports",

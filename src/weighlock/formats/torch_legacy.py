@@ -66,7 +66,9 @@ def open_torch_legacy(source: "Source", limits: Limits | None = None) -> Catalog
         start = whole.offset + storage.first * storage.width
         return Place(source, Span(start, storage.available * storage.width))
 
-    refs, unreadable = make_refs(tree.tensors, place_of, swap=False, label=source.label)
+    refs, unreadable = make_refs(
+        tree.tensors, place_of, swap=False, label=source.label, limits=limits
+    )
     beside = Beside({}, tree.extras, notes, unreadable, pickle.globals, groups=tree.groups)
     return Catalog(refs, {"format": "pt"}, source.close, beside=beside)
 

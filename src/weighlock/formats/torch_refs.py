@@ -18,6 +18,7 @@ from weighlock.formats.meanings import (
     StoredTensor,
 )
 from weighlock.formats.rebuild_numpy import NOT_BYTES, bytes_of, check_length
+from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.adjusted import AdjustedRef
 from weighlock.tensors.convert import CastRef
@@ -42,6 +43,7 @@ def make_refs(
     *,
     swap: bool,
     label: str,
+    limits: Limits,
 ) -> tuple[dict[str, TensorRef], dict[str, str]]:
     """Refs by name, and the names of what is not read with the reason.
 
@@ -50,6 +52,7 @@ def make_refs(
         place_of: finds the bytes of a storage, and raises if there are other than so many.
         swap: numbers are stored with their bytes reversed.
         label: the file, for errors.
+        limits: what tensors of repeated elements may take when they are read.
     """
     place_of, data_of = _with_inline(place_of), _data_by_text()
     refs: dict[str, TensorRef] = {}
@@ -57,7 +60,7 @@ def make_refs(
     for name, meaning in tensors.items():
         try:
             if isinstance(meaning, StoredTensor):
-                ref = _stored(name, meaning, place_of, swap=swap)
+                ref = _stored(name, meaning, place_of, swap, limits)
                 refs[name] = CastRef.of(ref, _dtype(meaning.cast)) if meaning.cast else ref
             elif isinstance(meaning, InlineTensor):
                 ref = _inline(name, meaning, data_of(meaning))
@@ -123,7 +126,11 @@ def _inline(name: str, meaning: InlineTensor, data: bytes) -> TensorRef:
 
 
 def _stored(
-    name: str, meaning: StoredTensor, place_of: Callable[[Storage], Place], *, swap: bool
+    name: str,
+    meaning: StoredTensor,
+    place_of: Callable[[Storage], Place],
+    swap: bool,
+    limits: Limits,
 ) -> TensorRef:
     dtype = _dtype(meaning.dtype)
     layout = meaning.layout
@@ -138,7 +145,7 @@ def _stored(
             span = Span(span.offset + (start if nbytes else 0), nbytes)
         ref = StoredRef(spec, source, span)
     else:
-        ref = StoredRef(spec, source, span, layout)
+        ref = StoredRef(spec, source, span, layout, limits)
     if (swap and dtype.bits > 8) or meaning.conj or meaning.neg:
         return AdjustedRef(ref, swap and dtype.bits > 8, meaning.conj, meaning.neg)
     return ref

@@ -72,7 +72,9 @@ def open_torch_tar(source: "Source", limits: Limits | None = None) -> Catalog:
         start = whole.offset + storage.first * storage.width
         return Place(source, Span(start, storage.available * storage.width))
 
-    refs, unreadable = make_refs(tree.tensors, place_of, swap=False, label=source.label)
+    refs, unreadable = make_refs(
+        tree.tensors, place_of, swap=False, label=source.label, limits=limits
+    )
     notes = tree.notes
     if (left := source.size - max(span.end for span in members.values())) > 2 * _PADDING_BYTES:
         notes = (*notes, f"{left:,} bytes follow its last member, and are not looked at")

@@ -62,7 +62,11 @@ def open_torch_zip(
     archive = _Archive(source, members)
     tree, named = _read_tree(archive, source, limits)
     refs, unreadable = make_refs(
-        tree.tensors, archive.place_of, swap=archive.big_endian, label=source.label
+        tree.tensors,
+        archive.place_of,
+        swap=archive.big_endian,
+        label=source.label,
+        limits=limits,
     )
     archive.forget_heads()
     notes = tree.notes if archive.has_checksums else (*tree.notes, _UNCHECKED)

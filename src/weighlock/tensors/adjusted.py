@@ -37,6 +37,9 @@ class AdjustedRef(TensorRef):
     def sources(self) -> Iterator[object]:
         yield from self.original.sources()
 
+    def check_whole(self) -> None:
+        self.original.check_whole()
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         for piece in self.original.pieces(max_bytes):
             values = np.frombuffer(piece, np.uint8).view(self.dtype.numpy)

@@ -118,6 +118,9 @@ class CastRef(TensorRef):
     def sources(self) -> Iterator[object]:
         yield from self.original.sources()
 
+    def check_whole(self) -> None:
+        self.original.check_whole()
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
         for piece in self.original.pieces(max_bytes):
             whole = np.frombuffer(piece, np.uint8).view(self.original.dtype.numpy)

@@ -83,6 +83,7 @@ class TensorRef:
         Returns:
             The array; `out`, seen as an array, where it was given. F6 comes as packed bytes.
         """
+        self.check_whole()
         if out is None:
             array = empty(loaded_shape(self.spec), self.dtype.numpy)
             self._fill(array)
@@ -104,6 +105,7 @@ class TensorRef:
         """Read the tensor as a torch tensor; on the CPU it lies over the buffer that was read."""
         from weighlock.tensors.torch import from_bytes
 
+        self.check_whole()
         buffer = empty((self.nbytes,), np.dtype(np.uint8))
         self._fill_bytes(byte_view(buffer))
         return from_bytes(buffer, self.spec, device)
@@ -156,6 +158,9 @@ class TensorRef:
     def sources(self) -> Iterator[object]:
         """What the tensor is read from; nothing for one that lies in memory."""
         yield from ()
+
+    def check_whole(self) -> None:
+        """Raise `LimitExceeded` if so much of it is repeated that it is not read as a whole."""
 
     @abstractmethod
     def _slice(self, index: Index) -> Array: ...

@@ -13,6 +13,7 @@ from msgspec.structs import replace
 from numpy.lib.stride_tricks import as_strided
 
 from weighlock.errors import LayoutError
+from weighlock.limits import Limits
 from weighlock.tensors.arrays import Array, byte_view, empty, unpack_f4
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, TensorRef, loaded_shape
@@ -61,6 +62,8 @@ class StoredRef(TensorRef, msgspec.Struct, frozen=True, eq=False):
     """The bytes of the source that hold the tensor."""
     layout: Layout | None = None
     """How the elements lie in the span; None for row-major and exactly filling it."""
+    limits: Limits | None = None
+    """What it may take if its elements are repeated: `expanded_bytes`."""
 
     def __post_init__(self) -> None:
         if self.layout is None:
@@ -99,7 +102,19 @@ class StoredRef(TensorRef, msgspec.Struct, frozen=True, eq=False):
     def sources(self) -> Iterator[object]:
         yield self.source
 
+    def check_whole(self) -> None:
+        if self.layout is not None:
+            self._check_expanded(self.layout, "")
+
+    def _check_expanded(self, layout: Layout, part: str) -> None:
+        """Raise if a layout makes much of little: a file of a kilobyte may claim a terabyte."""
+        if layout.repeats:
+            limits, nbytes = self.limits or Limits(), layout.size * self.dtype.bits // 8
+            what = f"{part}tensor {self.name!r}, of repeated elements"
+            limits.check("expanded_bytes", nbytes, what)
+
     def pieces(self, max_bytes: int = PIECE_BYTES) -> Iterator[memoryview]:
+        self.check_whole()
         span = self.contiguous_span
         if span is None:
             yield from self._gathered_pieces(max_bytes)
@@ -141,6 +156,7 @@ class StoredRef(TensorRef, msgspec.Struct, frozen=True, eq=False):
 
     def _slice(self, index: Index) -> Array:
         layout = narrow(self.layout or Layout.contiguous(self.shape), index)
+        self._check_expanded(layout, "a part of ")
         if self.dtype.is_packed and self.dtype is not DType.F4:
             return self._packed_slice(layout)
         array = empty(layout.shape, self.dtype.numpy)
