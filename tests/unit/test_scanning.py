@@ -173,6 +173,20 @@ def test_more_pickles_than_are_looked_at():
     assert scanned(b"N." * 10_000) == ([], None)
 
 
+def test_a_long_pickle_takes_few_reads():
+    class Counting(BytesSource):
+        reads = 0
+
+        def read_into(self, offset, buffer):
+            self.reads += 1
+            super().read_into(offset, buffer)
+
+    part = b"B" + (2**20).to_bytes(4, "little") + bytes(2**20) + b"0"
+    source = Counting(part * 30 + b"N" + CALL, "a file")
+    assert [found.name for found in scan_source(source)] == ["system"]
+    assert source.reads < 10
+
+
 FRAGMENTS = [
     *(bytes([op]) for op in b"N(t)}]aeusdlb012QRo"),
     *(bytes([op]) for op in (0x81, 0x85, 0x86, 0x87, 0x88, 0x8F, 0x91, 0x92, 0x94, 0x97, 0x98)),
