@@ -400,10 +400,10 @@ PICKLES = [
         ),
         ("m", "M"),
     ),
-    refused(
+    opens(
         "b26 a huge int as the name of a tensor",
         checkpoint(ORDERED + num(HUGE) + tensor() + SETITEM),
-        FormatError,
+        tensors={f"an int of {HUGE.bit_length():,} bits": ONE_TO_FOUR["w"]},
     ),
     opens("b26 a huge int", checkpoint(beside(num(HUGE)))),
     opens(
