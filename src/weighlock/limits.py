@@ -24,7 +24,7 @@ class Limits:
     """Longest name of a tensor in UTF-8."""
 
     rank: int = 64
-    """Most dimensions of a tensor: numpy's own bound."""
+    """Most dimensions of a tensor: numpy's own bound since 2.0; before, it was 32."""
 
     shards: int = 10_000
     """Most files of one sharded model."""

@@ -1,7 +1,8 @@
 """The `weighlock` command. Knows verbs and exit codes; each verb is a module of its own.
 
-Exit codes: 0 success, 1 a reported error (one line on stderr), 2 wrong usage, 128 + n ended by
-signal n.
+Exit codes: 0 success; 1 a reported error (one line on stderr), or the answer no of a verb that was
+asked a question (`verify --finite`, `scan`, `diff --exit-code`); 2 wrong usage, or no answer could
+be found; 128 + n ended by signal n.
 """
 
 import contextlib
@@ -112,7 +113,3 @@ def _open_streams() -> None:
 def _end(number: int, frame: FrameType | None) -> NoReturn:
     """Unwind, so that context managers remove what they made, and exit as the signal would."""
     raise SystemExit(128 + number)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,7 +1,7 @@
 """One tensor at a time, in the order of the file, while the next are already on their way.
 
-Holds the tensors of one batch and of the batch that is being fetched: two tensors, or two times
-32 MiB if tensors are small.
+Holds the batch that is handed out and the one that is being fetched, each a tensor, or up to 24 MiB
+of smaller ones; and what its receiver has not let go of.
 """
 
 import queue
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 __all__ = ["stream"]
 
 _BATCH_BYTES = 24 * 1024 * 1024
+"""Small tensors that are fetched together."""
 
 
 def stream(
@@ -51,7 +52,8 @@ def stream(
 ) -> Iterator[tuple[str, Array]]:
     """Fetch tensors one after another, in the order of the file.
 
-    Every array is its receiver's own. Memory holds three tensors at the most, and 64 MB.
+    Every array is its receiver's own. Memory holds three tensors at the most, the receiver's among
+    them, and 64 MB.
 
     Args:
         url: of a share, of a file on any HTTP server that answers ranges, of the index of a

@@ -35,13 +35,14 @@ from weighlock.sharing.arrival import Arrival, NotAwaited
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.routes import HASH_WAIT_S, Answer, busy, failure, gone, hashing
 from weighlock.sharing.share import Event
+from weighlock.sources.access import NAME
 from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES
 from weighlock.tensors.arrays import byte_view, empty
 
 __all__ = ["Body", "InboxRoute", "Reception", "find_inbox"]
 
 _PATH = re.compile(
-    r"/i/([0-9a-f]{32})/senders/([A-Za-z0-9][A-Za-z0-9._-]{0,63})"
+    rf"/i/([0-9a-f]{{32}})/senders/({NAME})"
     r"(?:/(header)|/digests/(\d{1,9})|/blocks/(\d{1,12}))?"
 )
 _ATTEMPT = re.compile("[0-9a-f]{1,32}")

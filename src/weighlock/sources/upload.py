@@ -25,7 +25,7 @@ from weighlock.errors import (
     TransferError,
 )
 from weighlock.limits import Limits
-from weighlock.sources.access import Access, Address, shown
+from weighlock.sources.access import NAME, Access, Address, shown
 from weighlock.sources.connections import Connections
 from weighlock.sources.grid import DIGEST_BYTES, block_count, page_blocks
 from weighlock.sources.http_client import Connection
@@ -34,7 +34,7 @@ from weighlock.sources.words import printable
 
 __all__ = ["NotAnnounced", "Upload"]
 
-_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}")
+_NAME = re.compile(NAME)
 
 
 class NotAnnounced(TransferError):

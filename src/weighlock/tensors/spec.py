@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 __all__ = ["Layout", "Span", "SpecLike", "TensorSpec"]
 
 _LARGEST = 2**63 - 1
-_MOST_DIMENSIONS = 64  # numpy's own bound
+_MOST_DIMENSIONS = 64  # numpy's own bound since 2.0
 
 
 class TensorSpec(msgspec.Struct, frozen=True, gc=False):
