@@ -82,9 +82,10 @@ class Watch:
             self._wake.wait(pause)
             self._wake.clear()
             before, now = now, time.monotonic()
-            late = now - before - pause
-            if late > _STOPPED_S:
-                self._forgive(late)
+            if now - before - pause > _STOPPED_S:
+                # All of it: nobody knows how much of the sleep was over when the process was
+                # stopped, and the rest of it went by while it could not listen.
+                self._forgive(now - before)
             for each in self._take_due(now):
                 self._look_at(each)
 
