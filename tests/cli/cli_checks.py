@@ -1,9 +1,11 @@
 """What the tests of the command have in common."""
 
+import json
 import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
+import pytest
 
 import weighlock
 
@@ -51,6 +53,16 @@ def assert_harmless(result):
 def save(path, arrays, **options):
     weighlock.save(path, arrays, durable=False, **options)
     return path
+
+
+def shards_with_meta(folder):
+    """A sharded checkpoint of a tensor and of one without data, which only its shard tells."""
+    torch = pytest.importorskip("torch")
+    folder.mkdir()
+    torch.save({"a": torch.ones(2), "meta": torch.ones(3, device="meta")}, folder / "m-1.bin")
+    index = {"weight_map": {"a": "m-1.bin", "meta": "m-1.bin"}}
+    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    return folder
 
 
 def layers(count=3):

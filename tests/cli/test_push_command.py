@@ -10,7 +10,16 @@ import sys
 
 import numpy as np
 import pytest
-from cli_checks import ESCAPES, assert_refused, assert_wrong_usage, at_once, layers, save, succeeded
+from cli_checks import (
+    ESCAPES,
+    assert_refused,
+    assert_wrong_usage,
+    at_once,
+    layers,
+    save,
+    shards_with_meta,
+    succeeded,
+)
 
 import weighlock
 from process.counting_proxy import counting_proxy
@@ -64,12 +73,7 @@ def test_push_of_a_checkpoint(serving, weighlock_command, tmp_path):
 
 
 def test_shards_with_a_tensor_that_is_not_read(serving, weighlock_command, tmp_path):
-    torch = pytest.importorskip("torch")
-    folder = tmp_path / "sharded"
-    folder.mkdir()
-    torch.save({"a": torch.ones(2), "meta": torch.ones(3, device="meta")}, folder / "m-1.bin")
-    index = {"weight_map": {"a": "m-1.bin", "meta": "m-1.bin"}}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    folder = shards_with_meta(tmp_path / "sharded")
     result = weighlock_command("push", folder, serving.url_for("site-1"))
     assert "landed as site-1" in succeeded(result)
     assert "meta is left out" in result.stderr

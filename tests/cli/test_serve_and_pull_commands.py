@@ -18,6 +18,7 @@ from cli_checks import (
     at_once,
     layers,
     save,
+    shards_with_meta,
     succeeded,
 )
 
@@ -92,12 +93,7 @@ def plain(model):
 
 
 def test_serve_leaves_out_what_it_says_it_does(serve, tmp_path):
-    torch = pytest.importorskip("torch")
-    folder = tmp_path / "sharded"
-    folder.mkdir()
-    torch.save({"a": torch.ones(2), "meta": torch.ones(3, device="meta")}, folder / "m-1.bin")
-    index = {"weight_map": {"a": "m-1.bin", "meta": "m-1.bin"}}
-    (folder / "pytorch_model.bin.index.json").write_text(json.dumps(index))
+    folder = shards_with_meta(tmp_path / "sharded")
     _, (line,) = serve(folder, "--json", lines=1)
     with weighlock.open(json.loads(line)["shares"][0]["url"]) as catalog:
         assert list(catalog) == ["a"]
