@@ -63,8 +63,16 @@ class _Site:
     process: "subprocess.Popen[bytes]"
 
     def send(self, body: bytes) -> None:
+        """Give it a message.
+
+        Raises:
+            TransferError: it has ended before.
+        """
         assert self.process.stdin is not None  # noqa: S101
-        send(self.process.stdin, body)  # type: ignore[arg-type]
+        try:
+            send(self.process.stdin, body)  # type: ignore[arg-type]
+        except BrokenPipeError:
+            raise self._ended() from None
 
     def measured(self) -> dict[str, float]:
         """What it measured in this round.
@@ -75,9 +83,12 @@ class _Site:
         assert self.process.stdout is not None  # noqa: S101
         line = self.process.stdout.readline()
         if not line:
-            raise TransferError(f"{self.name} ended with code {self.process.wait()}")
+            raise self._ended()
         facts: dict[str, float] = json.loads(line)
         return facts
+
+    def _ended(self) -> TransferError:
+        return TransferError(f"{self.name} ended with code {self.process.wait()}")
 
 
 class _Federation:
@@ -131,6 +142,7 @@ class _Federation:
         with (
             weighlock.open(path) as model,
             server.inbox(self._names, into=landing, specs=specs, durable=False) as inbox,
+            _killed_on_error(sites),  # before the inbox closes, of which they would complain
         ):
             with _step("pack a message for each site: the model by reference, the way back"):
                 packed = server.pack({"round": number, "model": model}, receivers=self._names)
@@ -207,13 +219,20 @@ class _Federation:
                 )
                 sites.append(_Site(name, process))
             yield sites
-        except BaseException:
-            for site in sites:
-                site.process.kill()
-            raise
         finally:
             for site in sites:
-                site.process.communicate()  # its input ends, and so does it
+                site.process.communicate()  # its input ends, and so does it, unless it was killed
+
+
+@contextlib.contextmanager
+def _killed_on_error(sites: Sequence[_Site]) -> Iterator[None]:
+    """Sites in the midst of a round do not see how it ends."""
+    try:
+        yield
+    except BaseException:
+        for site in sites:
+            site.process.kill()
+        raise
 
 
 def _row(
