@@ -14,6 +14,7 @@ from unit_samples import Memory, descriptors_of, encode
 
 import weighlock
 from weighlock.errors import FormatError, SourceError, TruncatedFile
+from weighlock.formats.sharded import build_index
 from weighlock.sources.local import FileSource
 
 CONTENT = encode({"a": ("U8", (3,), b"abc")}, {"step": "7"})
@@ -230,6 +231,27 @@ def test_the_model_of_a_directory_of_each_library(tmp_path, names):
         (tmp_path / name).write_bytes(CONTENT if name == names[0] else b"something else")
     with weighlock.open(tmp_path) as catalog:
         assert list(catalog) == ["a"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model.safetensors.index.fp16.json",  # transformers
+        "diffusion_pytorch_model.safetensors.fp16.index.json",  # diffusers
+        "pytorch_model.bin.index.fp16.json",
+    ],
+)
+def test_a_variant_in_shards_is_a_model_where_there_is_no_other(tmp_path, name):
+    stem, ending = name.split(".")[:2]
+    shard = f"{stem}.fp16-00001-of-00001.{ending}"
+    (tmp_path / shard).write_bytes(CONTENT)
+    (tmp_path / name).write_bytes(build_index({"a": shard}, 4))
+    for target in (tmp_path, tmp_path / name):
+        with weighlock.open(target) as catalog:
+            assert list(catalog) == ["a"]
+    (tmp_path / f"{stem}.{ending}").write_bytes(CONTENT.replace(b'"a"', b'"b"'))
+    with weighlock.open(tmp_path) as catalog:
+        assert list(catalog) == ["b"]
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from weighlock.cli.shared import (
 from weighlock.cli.text import counted, escaped, size
 from weighlock.errors import DiskError, WeighlockError
 from weighlock.formats.remote import is_metadata
+from weighlock.formats.sharded import is_index_name
 from weighlock.sources.access import Address, Credential, shown
 
 __all__ = ["command"]
@@ -61,7 +62,7 @@ def command(
     what the .metadata of a distributed checkpoint names, which becomes one safetensors file.
     """
     name = _name(url)
-    is_sharded = name.endswith(".index.json") and not patterns
+    is_sharded = is_index_name(name) and not patterns
     if dest == "-":
         raise click.UsageError("weights are not written to standard output; name a file")
     target = dest or (os.path.splitext(name)[0] if is_sharded else name)

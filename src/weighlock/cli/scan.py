@@ -14,7 +14,7 @@ from weighlock.cli.text import columns, escaped
 from weighlock.errors import WeighlockError
 from weighlock.formats.dcp import files_named
 from weighlock.formats.scanning import Finding, scan_source
-from weighlock.formats.sharded import METADATA_NAME, read_index
+from weighlock.formats.sharded import METADATA_NAME, is_index_name, read_index
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, Credential
 from weighlock.sources.http import HttpSource
@@ -70,7 +70,7 @@ def _beside(root: str, access: Access) -> list[str]:
     """The files that an index or metadata names; none if it is broken, as opening it tells."""
     name = root.partition("?")[0] if is_url(root) else root
     try:
-        if name.endswith(".index.json"):
+        if is_index_name(name):
             with closing(_source(root, access)) as source:
                 names = read_index(source, Limits()).shards
         elif os.path.basename(name) == METADATA_NAME:

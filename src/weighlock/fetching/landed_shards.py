@@ -20,7 +20,7 @@ from weighlock.disk.place import Place
 from weighlock.disk.resumable import ResumableFile
 from weighlock.errors import Aborted, DiskError, FormatError, WeighlockError
 from weighlock.fetching.journal import digest_of, read_record, write_record
-from weighlock.formats.sharded import read_index
+from weighlock.formats.sharded import is_index_name, read_index
 from weighlock.limits import Limits
 from weighlock.sources.http import HttpSource
 from weighlock.sources.local import FileSource, Fingerprint
@@ -151,7 +151,7 @@ class LandedShards:
         """The index that is there, and others that name a file of the same name."""
         found = [os.path.basename(self._file.path)]
         for name in os.listdir(self._directory):
-            if name.endswith(".index.json") and name not in found:
+            if is_index_name(name) and name not in found:
                 with (
                     contextlib.suppress(WeighlockError),
                     closing(FileSource(self._path(name))) as source,

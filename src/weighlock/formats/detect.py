@@ -74,7 +74,7 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
         raise SourceError(f"{path}: only http:// and https:// URLs can be opened")
     if os.path.isdir(path):
         return _open_directory(path, limits)
-    if path.endswith(".index.json"):
+    if sharded.is_index_name(path):
         return sharded.open_index(path, limits, open_source)
     if os.path.basename(path) == sharded.METADATA_NAME:
         from weighlock.formats.dcp import open_dcp
@@ -109,6 +109,7 @@ _VARIANT = re.compile(
     r"(model|pytorch_model|diffusion_pytorch_model|adapter_model)"
     r"\.\w+(?:-\d{5}-of-\d{5})?(\.safetensors|\.bin)"
 )
+_VARIANT_INDEX = re.compile(r"(.+)(\.safetensors|\.bin)(?:\.index\.\w+|\.\w+\.index)\.json")
 
 
 def _open_directory(path: str, limits: Limits) -> "Catalog":
@@ -131,7 +132,12 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
             if tag is not None:
                 return _open_directory(tag, limits)
             continue
-        found = [name for name in models if name.endswith(ending) and not _is_variant(name, known)]
+        found = [
+            name
+            for name in models
+            if _VARIANT_INDEX.sub(r"\1\2.index.json", name).endswith(ending)
+            and not _is_variant(name, known)
+        ]
         if len(found) == 1:
             return _open_path(os.path.join(path, found[0]), limits)
         if found:
@@ -142,9 +148,12 @@ def _open_directory(path: str, limits: Limits) -> "Catalog":
 
 
 def _is_variant(name: str, names: set[str]) -> bool:
-    """Whether the file of which this is a variant is there, too."""
-    match = _VARIANT.fullmatch(name)
-    return match is not None and match[1] + match[2] in names
+    """Whether the model of which this is a variant is there, too."""
+    match = _VARIANT.fullmatch(name) or _VARIANT_INDEX.fullmatch(name)
+    if match is None:
+        return False
+    whole = match[1] + match[2]
+    return whole in names or f"{whole}.index.json" in names
 
 
 def _tag_in(path: str, names: list[str]) -> str | None:

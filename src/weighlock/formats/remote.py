@@ -10,7 +10,13 @@ from functools import partial
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, TruncatedFile, WeighlockError
-from weighlock.formats.sharded import METADATA_NAME, OpenFile, ShardedRefs, read_index
+from weighlock.formats.sharded import (
+    METADATA_NAME,
+    OpenFile,
+    ShardedRefs,
+    is_index_name,
+    read_index,
+)
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address
 from weighlock.sources.base import Source
@@ -35,7 +41,7 @@ _UNCHECKED = "unverified: its blocks were not checked against their digests, as 
 
 def is_index(url: str) -> bool:
     """Whether a URL names the index of a sharded model."""
-    return _path(url).endswith(".index.json")
+    return is_index_name(_path(url))
 
 
 def is_metadata(url: str) -> bool:

@@ -41,6 +41,7 @@ __all__ = [
     "build_index",
     "check_plain",
     "confined",
+    "is_index_name",
     "open_index",
     "read_index",
     "shard_name",
@@ -58,6 +59,15 @@ class OpenFile(Protocol):
 INDEX_NAME = "model.safetensors.index.json"
 METADATA_NAME = ".metadata"
 """What the index of a distributed checkpoint is called; what is in it, `dcp` knows."""
+
+
+_INDEX = re.compile(r".+\.index(?:\.[\w-]+)?\.json", re.DOTALL)
+"""A variant of a model stands before its ending: `model.safetensors.index.fp16.json`."""
+
+
+def is_index_name(name: str) -> bool:
+    """Whether the index of a sharded model is called so."""
+    return _INDEX.fullmatch(name) is not None
 
 
 def shard_name(number: int, count: int) -> str:

@@ -15,6 +15,7 @@ from typing import TypeAlias
 from blake3 import blake3
 
 from weighlock.errors import DiskError, SourceError
+from weighlock.formats.sharded import is_index_name
 from weighlock.sources.access import Address
 from weighlock.sources.grid import BLOCK_BYTES
 from weighlock.sources.http import HttpSource
@@ -47,7 +48,7 @@ _TAG = "latest"
 
 _DECIDING = (
     *(".safetensors", ".bin", ".pt", ".pth", ".ckpt", ".gguf", ".npz", ".npy", ".distcp"),
-    *(".index.json", ".metadata", _TAG),
+    *(".metadata", _TAG),
 )
 """How files of a directory end that decide what its tensors are: not its texts, nor its logs."""
 
@@ -150,7 +151,7 @@ def _files_at(path: str) -> Iterator[tuple[str, Fingerprint]]:
         return
     for name in names:
         inner = os.path.join(path, name)
-        if name.endswith(_DECIDING):
+        if name.endswith(_DECIDING) or is_index_name(name):
             yield from _file(inner)
         if _TAG in names and os.path.isdir(inner) and not os.path.islink(inner):
             yield from _files_at(inner)
