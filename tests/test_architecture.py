@@ -25,6 +25,7 @@ LAYERS = {
     "abort": 1,
     "lifetimes": 1,
     "joining": 1,
+    "per_process": 1,
     "errors": 0,
 }
 

@@ -183,6 +183,8 @@ def test_streaming_gives_every_tensor_in_the_order_of_the_file(url):
     assert sorted(names) == sorted(MODEL)
     assert_same(dict(weighlock.stream(url)))
     assert len(list(weighlock.stream(url, names="layer.*"))) == 6
+    with pytest.raises(LayoutError, match="no tensor matches 'nothing'"):
+        next(weighlock.stream(url, names="nothing"))
 
 
 def test_a_stream_that_is_left_ends_its_connections(url):

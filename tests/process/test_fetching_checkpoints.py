@@ -114,6 +114,8 @@ def test_only_what_is_named(no_leaks, offered, tmp_path):
         same(catalog.items(), only)
     with pytest.raises(LayoutError, match="no tensor matches"):
         weighlock.fetch(url, names="nothing")
+    with pytest.raises(LayoutError, match="no tensor matches"):
+        list(weighlock.stream(url, names="nothing"))
 
 
 def test_nothing_is_left_behind_by_what_ends_early(no_leaks, offered, tmp_path):

@@ -147,6 +147,24 @@ def test_a_disk_that_syncs_slowly_is_waited_for(no_leaks, tmp_path):
     assert holds(place / "a.safetensors", model(2.2))
 
 
+@needs_strace
+def test_a_push_begins_while_another_is_put_in_its_place(no_leaks, tmp_path):
+    """Between its closing and the directory's sync, which takes long here."""
+    slow = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync")
+    slow += ("-e", "inject=fsync:delay_enter=4s:when=2")
+    place = tmp_path / "in"
+    names = ("--sender", "a", "--sender", "b")
+    with inbox_process(place, tmp_path / "secret", *names, under=slow) as process:
+        first = InThread(weighlock.push, process.urls["a"], model(2.2))
+        until((place / "a.safetensors").exists)
+        limits = Limits(patience_s=0.5)
+        assert weighlock.push(process.urls["b"], model(1.1), limits=limits).sent_bytes
+        first.end()
+        process.child.send_signal(signal.SIGTERM)
+        process.child.wait(20)
+    assert holds(place / "b.safetensors", model(1.1))
+
+
 def test_a_server_told_to_end_keeps_what_came(no_leaks, chaos, tmp_path):
     place, secret = tmp_path / "in", tmp_path / "secret"
     with inbox_process(place, secret, "--sender", "a") as first:

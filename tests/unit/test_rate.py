@@ -19,7 +19,7 @@ def clock():
     return Clock()
 
 
-@pytest.mark.parametrize("rate", [0, -1, -0.5])
+@pytest.mark.parametrize("rate", [0, -1, -0.5, float("nan")])
 def test_a_rate_that_moves_nothing_is_refused(rate, clock):
     with pytest.raises(LocalProtocolError, match="moves nothing"):
         Rate(rate, clock)

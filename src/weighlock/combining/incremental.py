@@ -103,7 +103,7 @@ class Mean(Lifetime):
         self._path = os.path.join(self._directory, _FILE_NAME)
         self._ledger = Ledger()
         if os.path.lexists(self._path):
-            with open_catalog(self._path) as found:
+            with open_catalog(self._path, options.get("limits")) as found:
                 self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
 
     def _leave(self, error: BaseException | None) -> None:
@@ -231,7 +231,7 @@ class Mean(Lifetime):
                 f"{self._path}: is gone, and with it what {len(self)} contributed: another process "
                 "may have closed the mean; begin it anew"
             )
-        found = closing.enter_context(open_catalog(self._path))
+        found = closing.enter_context(open_catalog(self._path, self._options.get("limits")))
         self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
         return found
 

@@ -14,6 +14,7 @@ from blake3 import blake3
 
 from weighlock.errors import SourceError
 from weighlock.formats.detect import open_catalog
+from weighlock.limits import Limits
 from weighlock.sources.grid import block_count, block_span
 from weighlock.sources.http import HttpSource
 from weighlock.sources.local import FileSource
@@ -33,10 +34,10 @@ Base: TypeAlias = "Mapping[str, object] | str | os.PathLike[str]"
 
 
 @contextlib.contextmanager
-def opened_base(base: "Base | None") -> Iterator[Catalog | None]:
+def opened_base(base: "Base | None", limits: Limits) -> Iterator[Catalog | None]:
     """The model one has, as a catalog; closed at the end if it was opened for this."""
     if isinstance(base, (str, os.PathLike)):
-        with open_catalog(base) as opened:
+        with open_catalog(base, limits) as opened:
             yield opened
     elif base is None or isinstance(base, Catalog):
         yield base

@@ -59,7 +59,7 @@ def fetch(
             a spool: a temporary file, gone with its last ref.
         names: glob patterns; only these tensors.
         base: a model one has, as a catalog, arrays or a path: blocks that are the same in it are
-            not pulled.
+            not pulled. Of a distributed checkpoint, all are.
         receiver: who receives it, as its owner is told; a ticket made for one says so itself.
         access: credentials.
         abort: `abort.set()` in any thread ends this with `Aborted`.
@@ -108,7 +108,7 @@ def fetch(
     )
     patterns = (names,) if isinstance(names, str) else names
     with (
-        opened_base(base) as opened,
+        opened_base(base, how.limits) as opened,
         into.aborting(how.abort) if isinstance(into, Spool) else nullcontext(how.abort) as stop,
     ):
         how = replace(how, abort=stop)

@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from weighlock.tensors.arrays import Array
     from weighlock.tensors.ref import TensorRef
 
-__all__ = ["Names", "choose", "fetch_spread", "gather", "open_spread", "save_chosen"]
+__all__ = [
+    "Names",
+    "choose",
+    "fetch_spread",
+    "gather",
+    "open_spread",
+    "save_chosen",
+    "unmatched",
+]
 
 Names: TypeAlias = Sequence[str] | Callable[[Catalog], Catalog]
 """Glob patterns, or what chooses from a catalog."""
@@ -103,7 +111,7 @@ def save_chosen(
     count = how.counting(_bytes_by_name(chosen), tell)
     if isinstance(into, Spool):
         return save(into, chosen, progress=count, limits=how.limits)
-    save(into, chosen, durable=how.durable, progress=count)
+    save(into, chosen, durable=how.durable, progress=count, limits=how.limits)
     return open_catalog(into, how.limits)
 
 
@@ -119,8 +127,13 @@ def choose(remote: Catalog, names: "Names | None") -> Catalog:
         return names(remote)
     chosen = remote.select(*names)
     if not chosen:
-        raise LayoutError(f"no tensor matches {' or '.join(map(repr, names))}")
+        raise unmatched(names)
     return chosen
+
+
+def unmatched(patterns: Sequence[str]) -> LayoutError:
+    """What to say where no name matches."""
+    return LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
 
 
 def _bytes_by_name(catalog: Catalog) -> int:

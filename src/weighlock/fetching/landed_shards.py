@@ -8,9 +8,8 @@ URL still shows the same strong validator, and the machine was not restarted mea
 
 import contextlib
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from contextlib import closing
-from types import TracebackType
 
 import msgspec
 
@@ -20,7 +19,8 @@ from weighlock.disk.place import Place
 from weighlock.disk.resumable import ResumableFile
 from weighlock.errors import Aborted, DiskError, FormatError, WeighlockError
 from weighlock.fetching.journal import digest_of, read_record, write_record
-from weighlock.formats.sharded import is_index_name, read_index
+from weighlock.formats.sharded import Index, is_index_name, read_index
+from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
 from weighlock.sources.http import HttpSource
 from weighlock.sources.local import FileSource, Fingerprint
@@ -41,7 +41,7 @@ class _Record(msgspec.Struct, frozen=True):
     shards: dict[str, _Shard]
 
 
-class LandedShards:
+class LandedShards(Lifetime):
     """The index of a model that is being fetched, and what is there of its files.
 
     Left without an error, the index is put in place. After an abort or bad content it is discarded
@@ -49,8 +49,8 @@ class LandedShards:
 
     Args:
         path: where the index shall lie.
-        content: the index.
-        names: the files it names.
+        index: what it says.
+        limits: bounds of other indexes that lie there.
         durable: survive a power loss once it is in place.
         force: replace files of these names that are somebody else's.
 
@@ -59,37 +59,31 @@ class LandedShards:
     """
 
     def __init__(
-        self, path: str, content: bytes, names: Sequence[str], *, durable: bool, force: bool
+        self, path: str, index: Index, limits: Limits, *, durable: bool, force: bool
     ) -> None:
         self._directory = os.path.dirname(path)
-        self._content = memoryview(content)
+        self._content = memoryview(index.raw)
+        self._limits = limits
         self._durable = durable
-        self._is_in_the_way = force
+        self._removes_indexes = force
+        """Those that name an old model's files may still lie there."""
         self._file = ResumableFile(path, durable=durable)
         boot = Owner.current().boot
         try:
-            record = read_record(self._file, len(content), _Record)
+            record = read_record(self._file, len(self._content), _Record)
             known = record.shards if record is not None else {}
             if not force:
-                self._check(name for name in names if name not in known)
+                self._check(name for name in index.shards if name not in known)
             if record is None or record.boot != boot:
                 known = {
                     name: _Shard(fingerprint=shard.fingerprint) for name, shard in known.items()
                 }
-            self._record = _Record(boot, {name: known.get(name, _Shard()) for name in names})
+            self._record = _Record(boot, {name: known.get(name, _Shard()) for name in index.shards})
         except BaseException:
             self._file.keep()
             raise
 
-    def __enter__(self) -> "LandedShards":
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if error is None:
             self._file.truncate(len(self._content))
             self._file.write(0, self._content)
@@ -113,9 +107,9 @@ class LandedShards:
 
         From here on, what lies under the names of the files is known to be this fetch's.
         """
-        if self._is_in_the_way:
+        if self._removes_indexes:
             self._remove(self._indexes(), is_synced=self._durable)
-            self._is_in_the_way = False
+            self._removes_indexes = False
         self._write()
 
     def add(self, name: str, source: HttpSource) -> None:
@@ -156,9 +150,8 @@ class LandedShards:
                     contextlib.suppress(WeighlockError),
                     closing(FileSource(self._path(name))) as source,
                 ):
-                    if not self._record.shards.keys().isdisjoint(
-                        read_index(source, Limits()).shards
-                    ):
+                    named = read_index(source, self._limits).shards
+                    if not self._record.shards.keys().isdisjoint(named):
                         found.append(name)
         return found
 

@@ -240,7 +240,9 @@ class One:
         metadata = {key: text for key, text in remote.metadata.items() if key not in remote.aliases}
         specs = [ref.spec for ref in refs]
         arrangement = arrange(specs)
-        header = build_header(specs, arrangement.offsets, {**metadata, **aliases})
+        header = build_header(
+            specs, arrangement.offsets, {**metadata, **aliases}, limits=self._how.limits
+        )
         moves = [(ref.span, len(header) + arrangement.offsets[ref.name]) for ref in refs]
         with (
             into.file() if isinstance(into, Spool) else AtomicFile(into, durable=self._how.durable)

@@ -115,7 +115,8 @@ def push(
 
     Raises:
         Refused: the inbox does not take it: another sender's ticket, tensors that are not expected,
-            a quota, a full disk. Nothing was sent.
+            a quota, a full disk. Before anything was sent, unless the disk filled up meanwhile or
+            a later push under the same name overtook this one.
         TransferError: it could not be brought there; see `retryable`; a `ShareGone` has a `reason`.
         RemoteProtocolError: what the inbox says makes no sense.
         SourceError: the URL is none, or a tensor cannot be read; `SourceChanged` if one was changed
@@ -127,6 +128,7 @@ def push(
         LocalProtocolError: nobody can be called `sender`, or nothing moves at `limit_rate`.
     """
     limits = limits or Limits()
+    rate = None if limit_rate is None else Rate(limit_rate, time.monotonic)
     file = lay_out(tensors, metadata, tied=tied, limits=limits)
     contents = Contents(file, directory=directory, limits=limits, abort=abort)
     with (
@@ -134,8 +136,7 @@ def push(
         closing(Upload(url, sender, access=access, limits=limits, abort=abort)) as upload,
     ):
         try:
-            job = _Push(upload, contents, max(1, connections), limit_rate)
-            return job.run(progress)
+            return _Push(upload, contents, max(1, connections), rate).run(progress)
         except BaseException as error:
             _say_why(upload, error, limits)
             raise
@@ -180,15 +181,16 @@ class _Push:
     """The push of one file."""
 
     def __init__(
-        self, upload: Upload, contents: Contents, connections: int, limit_rate: float | None
+        self, upload: Upload, contents: Contents, connections: int, rate: Rate | None
     ) -> None:
         self._upload = upload
         self._contents = contents
         self._size = contents.size
         self._threads = connections
-        self._rate = None if limit_rate is None else Rate(limit_rate, time.monotonic)
+        self._rate = rate
         # With a bound on the rate so little that the other side does not take the pauses for death.
-        self._step_bytes = min(_STEP_BYTES, max(4096, int(limit_rate or _STEP_BYTES)))
+        per_s = _STEP_BYTES if rate is None else rate.bytes_per_s
+        self._step_bytes = int(min(_STEP_BYTES, max(4096, per_s)))
         self._digests = bytearray(DIGEST_BYTES * block_count(self._size))
         self._hashed = bytearray(block_count(self._size))
         self._sent_bytes = 0

@@ -5,6 +5,7 @@ repeated until it is confirmed or patience ends. Whoever has no name tells only 
 look: after a while, and at the end.
 """
 
+import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing
@@ -29,6 +30,8 @@ from weighlock.sources.ticket import TicketSource
 from weighlock.tensors.ref import TensorRef
 
 __all__ = ["UNCONFIRMED", "Reporting", "done"]
+
+_log = logging.getLogger("weighlock")
 
 UNCONFIRMED = "unconfirmed: everything landed here, but its owner could not be told"
 
@@ -87,6 +90,11 @@ class Reporting(Lifetime):
         self._bytes = done_bytes
         if self._tell is not None:
             self._tell(done_bytes, total_bytes)
+
+    def warn_if_unconfirmed(self) -> None:
+        """Log it: for those whose result has no notes."""
+        if self.unconfirmed:
+            _log.warning("%s: %s", self._remote.label, UNCONFIRMED)
 
     def _begin(self, receipt: Receipt) -> None:
         try:

@@ -65,8 +65,9 @@ def resolve(
         progress: called with bytes here and bytes in all, from any thread.
         connections: requests under way at once.
         durable: survive a power loss once this returns, with `into`.
-        confirm: tell owners that wait for this receiver that it has landed. Who will fetch more of
-            the same message says False, and `weighlock.done(obj)` at the end.
+        confirm: tell owners that wait for this receiver that it has landed; a warning is logged if
+            one could not be told. Who will fetch more of the same message says False, and
+            `weighlock.done(obj)` at the end.
         registry: the types to look into; the default one if not given.
         limits: timeouts, patience, bounds of what may come.
 
@@ -90,7 +91,7 @@ def resolve(
         check_memory(found.nbytes + found.remote_bytes, limits)
     landed: dict[tuple[object, Span], TensorRef] = {}
     with ExitStack() as stack:
-        known = stack.enter_context(opened_base(base))
+        known = stack.enter_context(opened_base(base, limits))
         if isinstance(into, Spool):
             how = replace(how, abort=stack.enter_context(into.aborting(how.abort)))
         opened = [
@@ -105,6 +106,7 @@ def resolve(
             if confirm:
                 with Reporting(source, None, tell) as reporting:
                     catalog = one.fetch(None, place, reporting.told)
+                reporting.warn_if_unconfirmed()
             else:
                 catalog = one.fetch(None, place, tell)
             for span, name in wanted.names.items():

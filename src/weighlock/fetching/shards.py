@@ -16,13 +16,14 @@ from weighlock.disk.spool import Spool
 from weighlock.errors import FormatError, LayoutError, SourceError, WeighlockError
 from weighlock.fetching.bases import is_copy
 from weighlock.fetching.filling import check_memory, into_arrays
-from weighlock.fetching.gathering import choose, open_spread, save_chosen
+from weighlock.fetching.gathering import choose, open_spread, save_chosen, unmatched
 from weighlock.fetching.landed_shards import LandedShards, in_the_way
 from weighlock.fetching.one import How, One
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.remote import noted
 from weighlock.formats.sharded import INDEX_NAME, Index, read_index
 from weighlock.formats.spooled import open_landed_shards
+from weighlock.limits import Limits
 from weighlock.sources.access import Address, shown
 from weighlock.sources.http import HttpSource
 from weighlock.sources.local import FileSource
@@ -79,11 +80,17 @@ def fetch_sharded(
 
 
 def shards_of(index: Index, patterns: Sequence[str] | None = None) -> dict[str, list[str]]:
-    """The files that hold these tensors, in order of their names, and which each of them holds."""
+    """The files that hold these tensors, in order of their names, and which each of them holds.
+
+    Raises:
+        LayoutError: no name matches.
+    """
     held: dict[str, list[str]] = {}
     for name, shard in index.weight_map.items():
         if patterns is None or any(fnmatchcase(name, pattern) for pattern in patterns):
             held.setdefault(shard, []).append(name)
+    if patterns is not None and not held:
+        raise unmatched(patterns)
     return {shard: held[shard] for shard in sorted(held)}
 
 
@@ -122,7 +129,7 @@ def _fetch_files(
         if not _is_here(path, index, urls, how):
             raise in_the_way(path)
         return open_catalog(path, how.limits)
-    landing = LandedShards(path, index.raw, index.shards, durable=how.durable, force=how.force)
+    landing = LandedShards(path, index, how.limits, durable=how.durable, force=how.force)
     before = 0
     with landing as landed:
         total = _size_of_all(urls, how)
@@ -133,7 +140,7 @@ def _fetch_files(
                 told = _scaled(tell, before, source.size, total)
                 if not landed.is_here(name, source):
                     landed.make_way()
-                    with _base_at(target, base, source) as mine:
+                    with _base_at(target, base, source, how.limits) as mine:
                         One(source, None, mine, how).fetch(None, target, told).close()
                     landed.add(name, source)
                 elif told is not None:
@@ -169,12 +176,14 @@ def _is_here(path: str, index: Index, urls: Mapping[str, str], how: How) -> bool
 
 
 @contextmanager
-def _base_at(path: str, base: Catalog | None, source: HttpSource) -> Iterator[Catalog | None]:
+def _base_at(
+    path: str, base: Catalog | None, source: HttpSource, limits: Limits
+) -> Iterator[Catalog | None]:
     """The model one has; else the file that is to be replaced, if it holds weights."""
     old = None
     if base is None and source.verifies and os.path.isfile(path):
         with suppress(WeighlockError):
-            old = open_catalog(path)
+            old = open_catalog(path, limits)
     with nullcontext(base) if old is None else old as mine:
         yield mine
 

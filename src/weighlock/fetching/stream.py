@@ -70,8 +70,8 @@ def stream(
         Names and arrays. A tensor of several names comes once for each, as the same array.
 
     Raises:
-        TransferError, RemoteProtocolError, SourceError, FormatError: it could not be had, or is not
-            weights.
+        TransferError, RemoteProtocolError, SourceError, FormatError: it could not be had, is not
+            weights, or has no tensor of these `names`.
         LimitExceeded: it asks for more than `limits` allow.
     """
     own = Abort()
@@ -94,7 +94,7 @@ def stream(
 def _spread(url: str, names: Sequence[str] | None, how: How) -> Iterator[tuple[str, Array]]:
     """Tensors in chunks, each put together when it is asked for."""
     with open_spread(url, how) as whole:
-        for name, ref in (whole if names is None else whole.select(*names)).items():
+        for name, ref in choose(whole, names).items():
             how.abort.check()
             yield name, ref.load()
 
@@ -102,7 +102,7 @@ def _spread(url: str, names: Sequence[str] | None, how: How) -> Iterator[tuple[s
 def _one_file(url: str, names: Names | None, how: How, abort: Abort) -> Iterator[tuple[str, Array]]:
     with closing(how.open(url)) as source:
         catalog = open_catalog(source, how.limits)
-        chosen = catalog.select(*names) if isinstance(names, Sequence) else choose(catalog, names)
+        chosen = choose(catalog, names)
         batches = list(_batches(chosen))
         if len(batches) > 1 and not source.remote.resource.has_ranges:
             raise SourceError(
@@ -112,6 +112,7 @@ def _one_file(url: str, names: Names | None, how: How, abort: Abort) -> Iterator
         with Reporting(source) as reporting:
             progress = Progress(chosen.nbytes, reporting.told)
             yield from _Prefetched(source, batches, how, abort, how.abort, progress)
+        reporting.warn_if_unconfirmed()
 
 
 class _Prefetched:

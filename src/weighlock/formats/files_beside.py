@@ -3,7 +3,6 @@
 Knows places and how many files may be held open; not what is in them.
 """
 
-import os
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
@@ -11,6 +10,7 @@ from typing import TYPE_CHECKING
 from weighlock.errors import SourceError
 from weighlock.formats.sharded import OpenFile
 from weighlock.limits import Limits
+from weighlock.per_process import PerProcess
 from weighlock.sources.local import FileSource
 
 if TYPE_CHECKING:
@@ -36,8 +36,7 @@ class FilesBeside:
         self._open_file = open_file
         self._sources: dict[str, Source] = {}
         self._closed = False
-        self._lock = threading.RLock()  # see FileSource: a signal handler may read as well
-        self._pid = os.getpid()
+        self._lock = PerProcess(threading.RLock)  # reentrant: a signal handler may read as well
 
     def __reduce__(self) -> tuple[object, ...]:
         return FilesBeside, (self.places, self._limits, self._open_file)
@@ -53,7 +52,7 @@ class FilesBeside:
         found = self._sources.get(name)
         if found is not None:
             return found
-        with self._guard():
+        with self._lock():
             if self._closed:
                 raise SourceError(f"{self.places[name]}: used after it was closed")
             if name not in self._sources:
@@ -65,13 +64,7 @@ class FilesBeside:
 
     def close(self) -> None:
         """Close every file that was opened, and open no more."""
-        with self._guard():
+        with self._lock():
             self._closed = True
             for source in list(self._sources.values()):  # a signal handler may come between
                 source.close()
-
-    def _guard(self) -> threading.RLock:
-        # See FileSource: a lock may have been held by a thread that a fork left behind.
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        return self._lock

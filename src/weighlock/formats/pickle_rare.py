@@ -73,14 +73,6 @@ def _proto(
     return stack, pos + 1
 
 
-@_opcode(0x95)
-def _frame(
-    machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int
-) -> After:
-    machine.fixed_(pos, 8)  # a hint for readers that buffer; the opcodes say it all
-    return stack, pos + 8
-
-
 @_opcode(0x30)
 def _pop(
     machine: Machine, stack: Stack, outer: list[Stack], memo: dict[int, Any], pos: int

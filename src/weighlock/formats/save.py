@@ -23,7 +23,15 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Tensors", "metadata_to_write", "own_metadata", "save", "source_positions", "untied"]
+__all__ = [
+    "Tensors",
+    "check_tied",
+    "metadata_to_write",
+    "own_metadata",
+    "save",
+    "source_positions",
+    "untied",
+]
 
 Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 
@@ -96,8 +104,7 @@ def save(
         On any exception the destination is untouched and nothing lies beside it.
     """
     limits = limits or Limits()
-    if tied not in ("copy", "alias"):
-        raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
+    check_tied(tied)
     beside = check_metadata(metadata_to_write(tensors, metadata))
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
@@ -219,6 +226,12 @@ def metadata_to_write(
         return metadata
     given = own_metadata(tensors) if metadata is None else metadata
     return {**written_groups(tensors.groups), **given}
+
+
+def check_tied(tied: str) -> None:
+    """Raise `LayoutError` unless it says what becomes of tied tensors."""
+    if tied not in ("copy", "alias"):
+        raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
 
 
 def untied(

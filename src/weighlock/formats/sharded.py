@@ -24,6 +24,7 @@ from weighlock.errors import (
 from weighlock.formats import strict_json
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.limits import Limits
+from weighlock.per_process import PerProcess
 from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
@@ -234,8 +235,7 @@ class ShardedRefs(Mapping[str, TensorRef]):
         self._shards: dict[str, Catalog] = {}
         self._closed = False
         # Reentrant: a signal handler may ask for a tensor while its own thread opens a shard.
-        self._lock = threading.RLock()
-        self._pid = os.getpid()
+        self._lock = PerProcess(threading.RLock)
 
     def __reduce__(self) -> "tuple[Callable[..., ShardedRefs], tuple[object, ...]]":
         how = self._open_shard, self._open_file
@@ -275,22 +275,16 @@ class ShardedRefs(Mapping[str, TensorRef]):
 
     def close(self) -> None:
         """Close every shard that was opened, and open no more."""
-        with self._guard():
+        with self._lock():
             self._closed = True
             for catalog in self._shards.values():
                 catalog.close()
-
-    def _guard(self) -> threading.RLock:
-        # See FileSource: a lock may have been held by a thread that a fork left behind.
-        if self._pid != os.getpid():
-            self._lock, self._pid = threading.RLock(), os.getpid()
-        return self._lock
 
     def _open(self, shard: str) -> Catalog:
         found = self._shards.get(shard)
         if found is not None:
             return found
-        with self._guard():
+        with self._lock():
             if shard not in self._shards:
                 if self._closed:
                     raise SourceError(f"{self._places[shard]}: used after it was closed")
@@ -311,7 +305,7 @@ class ShardedRefs(Mapping[str, TensorRef]):
                         f"holds tensor {name!r}, which the index places in {elsewhere!r}",
                         source=source.label,
                     )
-        except FormatError:
+        except BaseException:
             source.close()
             raise
         return catalog

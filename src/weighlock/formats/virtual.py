@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from weighlock.formats.safetensors import arrange, build_header, check_metadata, check_storable
-from weighlock.formats.save import metadata_to_write, source_positions, untied
+from weighlock.formats.save import check_tied, metadata_to_write, source_positions, untied
 from weighlock.limits import Limits
 from weighlock.tensors.convert import refs_of
 from weighlock.tensors.ref import TensorRef
@@ -55,10 +55,11 @@ def place_all(
         limits: bounds of the header.
 
     Raises:
-        LayoutError: something is not a plain tensor.
+        LayoutError: something is not a plain tensor, or `tied` has another value.
         UnsupportedDType: safetensors cannot hold it.
     """
     limits = limits or Limits()
+    check_tied(tied)
     beside = check_metadata(metadata_to_write(tensors, metadata))
     refs = refs_of(tensors)
     for ref in refs:

@@ -287,7 +287,12 @@ class Inbox(Offer):
         if earlier is not None:
             return Arrival(earlier, header, size, attempt, is_adopted=True)
         while True:
-            promised = sum(other.bytes_to_come for other in self._arrivals.values())
+            # What is being put in its place is complete, and its file may be closed by now.
+            promised = sum(
+                other.bytes_to_come
+                for sender, other in self._arrivals.items()
+                if sender not in self._landings
+            )
             try:
                 file, is_adopted = self._destination.file(file_name, size, promised)
                 break

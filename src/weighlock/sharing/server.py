@@ -44,6 +44,9 @@ __all__ = ["Server"]
 
 _log = logging.getLogger("weighlock.server")
 
+_KEY_BYTES = 32
+"""Of a keyed BLAKE3."""
+
 
 class Server(Lifetime):
     """Offers tensors to receivers that pull them.
@@ -100,7 +103,7 @@ class Server(Lifetime):
         self._kept = Kept(self._limits.gathered_bytes)
         self._board, self._meters = Board(), Meters()
         self._page = None if page is False else Page(token, self._board, self._families)
-        self._key = key or secrets.token_bytes(32)
+        self._key = secrets.token_bytes(_KEY_BYTES) if key is None else _checked(key)
         self._pid = os.getpid()
         self._answering = Answering(self._offers, self._key, self._limits, self._budget, self._page)
         self._started = threading.Event()
@@ -345,3 +348,9 @@ class Server(Lifetime):
     def _families(self) -> Iterable[Family]:
         pinned, used = self._offers.pinned_bytes, self._budget.used
         return families(self._board, self._meters, self._listener, pinned, used)
+
+
+def _checked(key: bytes) -> bytes:
+    if len(key) != _KEY_BYTES:
+        raise LocalProtocolError(f"a key has {_KEY_BYTES} bytes; this one has {len(key)}")
+    return key

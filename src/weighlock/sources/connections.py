@@ -5,7 +5,6 @@ Knows addresses, threads, forks and when to try again; not what is asked for.
 
 import contextlib
 import logging
-import os
 import random
 import threading
 import time
@@ -15,6 +14,7 @@ from typing import TypeVar
 from weighlock.abort import Abort
 from weighlock.errors import SourceError, WeighlockError
 from weighlock.limits import Limits
+from weighlock.per_process import PerProcess
 from weighlock.sources.access import Access, Address
 from weighlock.sources.http_client import Connection
 from weighlock.sources.retrying import RETRIES, Retrying
@@ -47,7 +47,8 @@ class Connections:
         self.access = access or Access()
         self.limits = limits or Limits()
         self.abort = abort or Abort()
-        self._owns: dict[int, _Own] = {}
+        # After a fork connections are the conversations of the parent.
+        self._own = PerProcess(_Own)
         self.secured: set[str] = set()
         """Origins that have spoken TLS."""
         self._closed = False
@@ -66,7 +67,7 @@ class Connections:
 
     def rest(self) -> None:
         """Close those nobody uses now; whoever asks next gets a new one."""
-        own = self._own
+        own = self._own()
         with own.lock:
             idle, own.idle = own.idle, []
         for connection in idle:
@@ -74,18 +75,18 @@ class Connections:
 
     def shut(self) -> None:
         """Wake every thread that waits for a reply; it will see a lost peer."""
-        for connection in list(self._own.leased):
+        for connection in list(self._own().leased):
             connection.shut()
 
     def __del__(self) -> None:
-        for own in getattr(self, "_owns", {}).values():
+        for own in getattr(self, "_own", ()):
             for connection in own.idle:
                 connection.close()
 
     @contextlib.contextmanager
     def lease(self, address: Address, *, is_kept: bool = True) -> Iterator[Connection]:
         """A connection for one thread; kept for the next if nothing goes wrong."""
-        own = self._own
+        own = self._own()
         with own.lock:
             if self._closed:
                 raise SourceError(f"{self.label}: used after it was closed")
@@ -133,14 +134,6 @@ class Connections:
                     patience = f"{self.limits.patience_s:g} s"
                     _log.info("%s; trying again for up to %s", error, patience)
             sleep(pause)
-
-    @property
-    def _own(self) -> "_Own":
-        # After a fork connections are the parent's conversations, and locks may be held by threads
-        # that do not exist here: each process has its own. `setdefault` is one step for the
-        # interpreter, so that threads of a child get the same one.
-        pid = os.getpid()
-        return self._owns.get(pid) or self._owns.setdefault(pid, _Own())
 
 
 class _Own:

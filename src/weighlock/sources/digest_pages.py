@@ -4,12 +4,12 @@ A page of digests may be spoiled on its way, and is asked for again then. A bloc
 good: what came later would be of another file. Knows no connection.
 """
 
-import os
 import threading
 from collections.abc import Callable
 from typing import TypeAlias
 
 from weighlock.errors import ChunkCorrupt, SourceChanged
+from weighlock.per_process import PerProcess
 from weighlock.sources.grid import BLOCKS_PER_PAGE, DIGEST_BYTES
 
 __all__ = ["DigestPages"]
@@ -31,7 +31,7 @@ class DigestPages:
         self._doubted: set[int] = set()
         self._believed: dict[int, bytearray] = {}
         """By page, of each of its blocks whether it matched."""
-        self._locks: dict[int, _Locks] = {}
+        self._locks = PerProcess(_Locks)
 
     def load(self, block: int, fetch: Fetch) -> None:
         """Have the page with the digest of that block, without doubt.
@@ -47,7 +47,7 @@ class DigestPages:
         page = block // BLOCKS_PER_PAGE
         if self._is_good(page):
             return
-        with self._own.fetching:
+        with self._locks().fetching:
             if not self._is_good(page):
                 self._take(page, fetch)
 
@@ -57,7 +57,7 @@ class DigestPages:
         If so, the block is believed: a page that says otherwise is refused from now on.
         """
         page = block // BLOCKS_PER_PAGE
-        with self._own.believing:
+        with self._locks().believing:
             if _on(self._pages[page], block) != digest:
                 return False
             believed = self._believed.setdefault(page, bytearray(BLOCKS_PER_PAGE))
@@ -82,7 +82,7 @@ class DigestPages:
 
     def _agree(self, page: int, fresh: bytes, fetch: Fetch, *, is_kept: bool = False) -> None:
         """Raise if a page contradicts what a block of it was believed for."""
-        with self._own.believing:  # in one step: blocks are believed meanwhile
+        with self._locks().believing:  # in one step: blocks are believed meanwhile
             block = self._contradicted(page, fresh)
             if block is None:
                 if is_kept:
@@ -103,11 +103,6 @@ class DigestPages:
         first = page * BLOCKS_PER_PAGE
         blocks = (first + number for number, is_here in enumerate(believed) if is_here)
         return next((block for block in blocks if _on(known, block) != _on(fresh, block)), None)
-
-    @property
-    def _own(self) -> "_Locks":
-        # For each process: a fork may happen while a thread holds one that the child has not.
-        return self._locks.setdefault(os.getpid(), _Locks())
 
 
 class _Locks:

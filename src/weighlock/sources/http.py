@@ -4,7 +4,6 @@ On a Weighlock server it is read block by verified block, on any other that answ
 server says it is. What is asked how is `Remote`'s; here lies what a read needs of it.
 """
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -13,6 +12,7 @@ import numpy as np
 from blake3 import blake3
 
 from weighlock.errors import ShortRead, SourceError
+from weighlock.per_process import PerProcess
 from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES, block_span, blocks_of, runs
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.http_replies import Resource
@@ -49,7 +49,7 @@ class HttpSource:
         self._resting = resting
         self.label = self.remote.label
         self._kept: OrderedDict[int, bytes] = OrderedDict()
-        self._locks: dict[int, threading.Lock] = {}
+        self._lock = PerProcess(threading.Lock)
         self._most = _KEPT_BLOCKS
         if resting is not None:
             resting.use(self)
@@ -175,10 +175,6 @@ class HttpSource:
             kept = {block: self._kept[block] for block in blocks if block in self._kept}
         for block, content in kept.items():
             place.fill(block, content)
-
-    def _lock(self) -> threading.Lock:
-        # One for each process: a fork may happen while a thread holds it that the child has not.
-        return self._locks.setdefault(os.getpid(), threading.Lock())
 
     def _keep(self, block: int, content: bytes) -> None:
         with self._lock():

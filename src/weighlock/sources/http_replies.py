@@ -7,7 +7,7 @@ that range of that resource; anything else ends the connection before its body i
 import http.client
 import re
 from dataclasses import dataclass, replace
-from typing import Annotated, Literal
+from typing import Annotated, Literal, NoReturn
 
 import msgspec
 
@@ -65,7 +65,7 @@ class Resource:
 
 def raise_for_status(
     reply: http.client.HTTPResponse, connection: Connection, label: str, blocks: int = 0
-) -> None:
+) -> NoReturn:
     """Raise what a status means that is not the one hoped for. Reads a short explanation only.
 
     Args:

@@ -4,12 +4,12 @@ Deflate can only be read forwards. Reads that follow each other cost what they u
 starts again from the beginning.
 """
 
-import os
 import threading
 import zlib
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, ShortRead, SourceError
+from weighlock.per_process import PerProcess
 
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
@@ -33,7 +33,7 @@ class InflatedSource:
     def __init__(self, source: "Source", start: int, length: int, size: int, label: str) -> None:
         self._start = start
         self._length = length
-        self._turns: dict[int, _Turn] = {}
+        self._turn = PerProcess(_Turn)
         self.source = source
         self.size = size
         self.label = label
@@ -67,8 +67,7 @@ class InflatedSource:
                 wanted=len(buffer),
                 got=max(0, self.size - offset),
             )
-        # Each process has its own: see FileSource, and a thread may have been unpacking at a fork.
-        turn = self._turns.get(os.getpid()) or self._turns.setdefault(os.getpid(), _Turn())
+        turn = self._turn()
         with turn.lock:
             # Taken out meanwhile: a read that Ctrl-C ends in its midst leaves none that lacks a
             # piece, and a signal handler that reads begins with one of its own.

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 from weighlock.errors import NotAllowed, NotFound, ShortRead, SourceChanged, SourceError
+from weighlock.per_process import PerProcess
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import HUGE_PAGE
 
@@ -71,13 +72,13 @@ class FileSource:
     since raises `SourceChanged`. One that was only unlinked can still be read while it is held.
     """
 
-    __slots__ = ("_closed", "_fd", "_uses", "fingerprint", "path")
+    __slots__ = ("_closed", "_fd", "_use", "fingerprint", "path")
 
     def __init__(
         self, path: Path, *, hold: bool = True, fingerprint: Fingerprint | None = None
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
-        self._uses: dict[int, _Use] = {}
+        self._use = PerProcess(_Use)
         self._closed = False
         self._fd = -1
         if fingerprint is not None and not hold:
@@ -189,13 +190,6 @@ class FileSource:
             if (found.size, found.mtime_ns) == (before.size, before.mtime_ns):
                 return
         raise _changed(self.path, self.fingerprint, found)
-
-    def _use(self) -> "_Use":
-        # A lock held by another thread while this process was forked would stay locked for ever in
-        # the child, where that thread does not exist: each process has its own. `setdefault` is one
-        # step for the interpreter, so that threads of a child get the same one.
-        pid = os.getpid()
-        return self._uses.get(pid) or self._uses.setdefault(pid, _Use())
 
     def _acquire(self) -> int:
         use = self._use()

@@ -3,11 +3,12 @@
 A model may have more files than a process may have descriptors. Knows sources only by their `rest`.
 """
 
-import os
 import threading
 import weakref
 from collections import OrderedDict
 from typing import Protocol
+
+from weighlock.per_process import PerProcess
 
 __all__ = ["Resting"]
 
@@ -27,7 +28,7 @@ class Resting:
 
     def __init__(self) -> None:
         self._used: OrderedDict[int, weakref.ref[Rests]] = OrderedDict()
-        self._locks: dict[int, threading.Lock] = {}
+        self._lock = PerProcess(threading.Lock)
 
     def __reduce__(self) -> tuple[object, ...]:
         return Resting, ()  # those that are unpickled begin anew
@@ -35,8 +36,7 @@ class Resting:
     def use(self, source: Rests) -> None:
         """A source is going to be used: who was not for the longest time rests."""
         tired: list[weakref.ref[Rests]] = []
-        # One for each process: a fork may happen while a thread holds it that the child has not.
-        with self._locks.setdefault(os.getpid(), threading.Lock()):
+        with self._lock():
             self._used[id(source)] = weakref.ref(source)
             self._used.move_to_end(id(source))
             while len(self._used) > _AWAKE:

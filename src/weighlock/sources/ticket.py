@@ -10,6 +10,7 @@ from collections import OrderedDict
 from weighlock.abort import Abort
 from weighlock.errors import Refused, SourceError
 from weighlock.limits import Limits
+from weighlock.per_process import PerProcess
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
@@ -35,8 +36,7 @@ class TicketSource:
         self.ticket = ticket
         self.size = size
         self._tickets = tickets or Tickets()
-        self._lock = threading.Lock()
-        self._readers = 0
+        self._use = PerProcess(_Use)
         self._is_kept = True
         self._closed = False
         self._opened: HttpSource | None = None
@@ -101,18 +101,19 @@ class TicketSource:
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from verified blocks; the first read dials."""
-        with self._lock:
+        use = self._use()
+        with use.lock:
             if self._closed:
                 raise SourceError(f"{self.label}: used after it was closed")
             source = self._opened = self._opened or self.connect()
-            self._readers += 1
+            use.readers += 1
             self._is_kept = True
         try:
             self._tickets.will_read(self)
             source.read_into(offset, buffer)
         finally:
-            with self._lock:
-                self._readers -= 1
+            with use.lock:
+                use.readers -= 1
             if not self._is_kept:
                 self.let_go()
 
@@ -124,9 +125,10 @@ class TicketSource:
 
     def let_go(self) -> None:
         """Forget what was opened, now or after the reads under way; the next read opens it."""
-        with self._lock:
+        use = self._use()
+        with use.lock:
             self._is_kept = False
-            if self._readers:
+            if use.readers:
                 return
             source, self._opened = self._opened, None
         if source is not None:
@@ -136,6 +138,16 @@ class TicketSource:
         """Let go of it for good. Idempotent."""
         self._closed = True
         self.let_go()
+
+
+class _Use:
+    """How many reads of one process are under way."""
+
+    __slots__ = ("lock", "readers")
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.readers = 0
 
 
 class Tickets:
@@ -150,7 +162,7 @@ class Tickets:
         self.access = access or Access()
         self.limits = limits or Limits()
         self._recent: OrderedDict[int, TicketSource] = OrderedDict()
-        self._lock = threading.Lock()
+        self._lock = PerProcess(threading.Lock)
 
     def __call__(self, ticket: str, size: int) -> TicketSource:
         """The source of one."""
@@ -158,7 +170,7 @@ class Tickets:
 
     def will_read(self, source: TicketSource) -> None:
         """Keep this one connected, the last few opened, and let go of all others."""
-        with self._lock:
+        with self._lock():
             self._recent[id(source)] = source
             self._recent.move_to_end(id(source))
             over = len(self._recent) - _OPENED

@@ -193,9 +193,6 @@ class Upload:
             if reply.status in (200, 403, 409, 413, 422, 500, 507):
                 return self._understood(reply, connection.read_small(reply))
             raise_for_status(reply, connection, self.label)
-        raise RemoteProtocolError(
-            f"{self.label}: answered {reply.status} {printable(reply.reason)}"
-        )
 
     def _understood(self, reply: HTTPResponse, body: bytes) -> _Reply:
         try:

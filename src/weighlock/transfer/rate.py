@@ -21,14 +21,14 @@ class Rate:
     """
 
     def __init__(self, bytes_per_s: float, clock: Callable[[], float]) -> None:
-        if bytes_per_s <= 0:
+        if not bytes_per_s > 0:  # nor does NaN
             raise LocalProtocolError(f"a rate of {bytes_per_s} bytes a second moves nothing")
-        self._bytes_per_s = bytes_per_s
+        self.bytes_per_s = bytes_per_s
         self._clock = clock
         self._paid_until = clock()
 
     def pause_for(self, count: int) -> float:
         """Seconds to wait after so many bytes."""
         now = self._clock()
-        self._paid_until = max(self._paid_until, now - _BURST_S) + count / self._bytes_per_s
+        self._paid_until = max(self._paid_until, now - _BURST_S) + count / self.bytes_per_s
         return max(0.0, self._paid_until - now)
