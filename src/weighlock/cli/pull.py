@@ -11,6 +11,7 @@ from weighlock.cli.shared import (
     SIZE,
     connections_option,
     json_option,
+    patience_option,
     print_json,
     print_notes,
     transfer_bar,
@@ -19,6 +20,7 @@ from weighlock.cli.text import counted, escaped, size
 from weighlock.errors import DiskError, WeighlockError
 from weighlock.formats.remote import is_metadata
 from weighlock.formats.sharded import is_index_name
+from weighlock.limits import Limits
 from weighlock.sources.access import Address, Credential, shown
 
 __all__ = ["command"]
@@ -33,6 +35,7 @@ __all__ = ["command"]
 )
 @connections_option
 @click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
+@patience_option
 @click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
 @click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
@@ -45,6 +48,7 @@ def command(
     base: str | None,
     connections: int,
     limit_rate: int | None,
+    patience_s: float,
     no_verify: bool,
     force: bool,
     no_sync: bool,
@@ -82,6 +86,7 @@ def command(
             progress=progress,
             connections=connections,
             limit_rate=limit_rate,
+            limits=Limits(patience_s=patience_s),
             verify=not no_verify,
             durable=not no_sync,
             force=force,

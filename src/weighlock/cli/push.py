@@ -13,12 +13,14 @@ from weighlock.cli.shared import (
     SIZE,
     connections_option,
     json_option,
+    patience_option,
     print_json,
     print_notes,
     transfer_bar,
 )
 from weighlock.cli.text import escaped, size
 from weighlock.errors import LayoutError
+from weighlock.limits import Limits
 from weighlock.sources.access import Address, Credential, shown
 
 __all__ = ["command"]
@@ -31,6 +33,7 @@ __all__ = ["command"]
 @click.option("--sender", metavar="NAME", help="The name to push under, if the URL has none.")
 @connections_option
 @click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
+@patience_option
 @credential_options
 @json_option
 def command(
@@ -40,6 +43,7 @@ def command(
     sender: str | None,
     connections: int,
     limit_rate: int | None,
+    patience_s: float,
     credential: Credential,
     as_json: bool,
 ) -> None:
@@ -66,6 +70,7 @@ def command(
                 progress=progress,
                 connections=connections,
                 limit_rate=limit_rate,
+                limits=Limits(patience_s=patience_s),
             )
         facts = {
             "sender": pushed.sender,

@@ -13,6 +13,7 @@ import click
 
 from weighlock.cli.text import escaped, parse_size, size
 from weighlock.errors import DiskError
+from weighlock.limits import Limits
 from weighlock.sources.access import shown
 
 __all__ = [
@@ -21,6 +22,7 @@ __all__ = [
     "connections_option",
     "is_url",
     "json_option",
+    "patience_option",
     "label",
     "print_json",
     "print_json_line",
@@ -53,6 +55,15 @@ connections_option = click.option(
     type=click.IntRange(1, 64),
     show_default=True,
     help="Requests under way at once.",
+)
+patience_option = click.option(
+    "--patience",
+    "patience_s",
+    type=click.FloatRange(min=0),
+    default=Limits().patience_s,
+    show_default=True,
+    metavar="SECONDS",
+    help="How long to try again while nothing arrives.",
 )
 json_option = click.option("--json", "as_json", is_flag=True, help="Print facts as JSON.")
 

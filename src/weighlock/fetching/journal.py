@@ -78,7 +78,8 @@ class Journal:
     Args:
         landing: the landing.
         file: its file.
-        url: where it is fetched from; kept as a digest, as it may hold a secret.
+        url: where it is fetched from, without what a new signature changes; kept as a digest, as it
+            may hold a secret.
         validator: the strong validator of what is there: it tells versions of it apart, not files.
     """
 

@@ -17,7 +17,7 @@ from weighlock.disk.effects import PosixDisk
 from weighlock.disk.owner import Owner
 from weighlock.disk.place import Place
 from weighlock.disk.resumable import ResumableFile
-from weighlock.errors import Aborted, DiskError, FormatError, WeighlockError
+from weighlock.errors import Aborted, DiskError, WeighlockError
 from weighlock.fetching.journal import digest_of, read_record, write_record
 from weighlock.formats.sharded import Index, is_index_name, read_index
 from weighlock.lifetimes import Lifetime
@@ -44,8 +44,9 @@ class _Record(msgspec.Struct, frozen=True):
 class LandedShards(Lifetime):
     """The index of a model that is being fetched, and what is there of its files.
 
-    Left without an error, the index is put in place. After an abort or bad content it is discarded
-    with the files that have landed; else it is kept for the next attempt, if there is anything.
+    Left without an error, the index is put in place. After an abort it is discarded with the files
+    that have landed; else it is kept for the next attempt, if there is anything: that one file came
+    as something else says nothing of the others.
 
     Args:
         path: where the index shall lie.
@@ -88,7 +89,7 @@ class LandedShards(Lifetime):
             self._file.truncate(len(self._content))
             self._file.write(0, self._content)
             self._file.commit()
-        elif isinstance(error, (FormatError, Aborted)):
+        elif isinstance(error, Aborted):
             with contextlib.suppress(DiskError):
                 self._remove(name for name in self._record.shards if self._is_ours(name))
             self._file.discard()
@@ -124,8 +125,7 @@ class LandedShards(Lifetime):
         with contextlib.suppress(OSError):
             status = os.lstat(self._path(name))
             if status.st_size == source.size:
-                # Without its query: that names no file here, and a token in it is soon another.
-                url = digest_of(source.remote.address.url.partition("?")[0])
+                url = digest_of(source.remote.address.unsigned)
                 return _Shard(url, source.remote.resource.etag, Fingerprint.of(status))
         return _Shard()
 

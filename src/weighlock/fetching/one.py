@@ -21,7 +21,7 @@ from weighlock.fetching.gathering import Names, choose, gather
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.pulling import Puller
-from weighlock.formats.detect import open_catalog, open_source
+from weighlock.formats.detect import check_beginning, open_catalog, open_source
 from weighlock.formats.safetensors import arrange, build_header
 from weighlock.formats.spooled import open_landed
 from weighlock.limits import Limits
@@ -185,6 +185,8 @@ class One:
     def _to_file(self, into: "str | os.PathLike[str]", progress: Progress) -> Catalog:
         source = self._source
         remote = self._known()
+        if remote is None:  # what an earlier attempt left is not touched for a page of some login
+            check_beginning(source)
         file = ResumableFile(into, durable=self._how.durable)
         whole = FileLanding(file, source.size)
         landing: Landing = whole
@@ -197,7 +199,7 @@ class One:
                 file.truncate(max(source.size, file.size) + 1)
                 blocks = take_from_part(source, whole, blocks, self._counting(progress))
             elif not source.verifies and etag is not None and source.remote.resource.has_ranges:
-                landing = journal = Journal(whole, file, source.remote.address.url, etag)
+                landing = journal = Journal(whole, file, source.remote.address.unsigned, etag)
                 here = set(journal.take_up())
                 for block in here:
                     progress.add(block_span(block, source.size).length)

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from weighlock.sources.access import Access
     from weighlock.tensors.catalog import Catalog
 
-__all__ = ["Openable", "open_catalog", "open_source"]
+__all__ = ["Openable", "check_beginning", "open_catalog", "open_source"]
 
 Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Source"
 
@@ -209,22 +209,62 @@ def open_source(source: Source, limits: Limits) -> "Catalog":
         raise type(error)(str(error), source=source.label, offset=error.offset) from error
 
 
-def _open_source(source: Source, limits: Limits) -> "Catalog":
+def check_beginning(source: Source) -> None:
+    """Raise `FormatError` if the first bytes show that this is no weights at all."""
+    first = _first_of(source)
+    others = (_is_zip, is_legacy, _is_tar, _is_gguf, _is_npy, _is_pickle)
+    if not any(is_other(first) for is_other in others):
+        _check_impostor(first, source)
+
+
+def _first_of(source: Source) -> bytes:
     buffer = bytearray(min(source.size, 512))
     source.read_into(0, memoryview(buffer))
-    first = bytes(buffer)
-    if first.startswith(b"PK\x03\x04") and first[4:9] != b"\0\0\0\0{":
+    return bytes(buffer)
+
+
+def _check_impostor(first: bytes, source: Source) -> None:
+    impostor = impostor_of(first)
+    if impostor:
+        raise FormatError(f"is {impostor}", source=source.label)
+
+
+# A safetensors file has its `{` at byte 8, whatever the length of its header looks like.
+
+
+def _is_zip(first: bytes) -> bool:
+    return first.startswith(b"PK\x03\x04") and first[4:9] != b"\0\0\0\0{"
+
+
+def _is_tar(first: bytes) -> bool:
+    return is_tar(first) and first[8:9] != b"{"
+
+
+def _is_gguf(first: bytes) -> bool:
+    # Four zeros would be the length of a safetensors header that begins as GGUF does.
+    return first[:4] == b"GGUF" and any(first[4:8])
+
+
+def _is_npy(first: bytes) -> bool:
+    return first.startswith(b"\x93NUMPY")
+
+
+def _is_pickle(first: bytes) -> bool:
+    return is_pickle(first) and first[8:9] != b"{"
+
+
+def _open_source(source: Source, limits: Limits) -> "Catalog":
+    first = _first_of(source)
+    if _is_zip(first):
         return _open_zip(source, limits)
     if is_legacy(first):
         return open_torch_legacy(source, limits)
-    if is_tar(first) and first[8:9] != b"{":
+    if _is_tar(first):
         return open_torch_tar(source, limits)
     other = _open_other(source, limits, first)
     if other is not None:
         return other
-    impostor = impostor_of(first)
-    if impostor:
-        raise FormatError(f"is {impostor}", source=source.label)
+    _check_impostor(first, source)
     return open_safetensors(source, limits)
 
 
@@ -245,16 +285,15 @@ def _open_other(source: Source, limits: Limits, first: bytes) -> "Catalog | None
 
     What reads it is imported for it only.
     """
-    # Four zeros would be the length of a safetensors header that begins as GGUF does.
-    if first[:4] == b"GGUF" and any(first[4:8]):
+    if _is_gguf(first):
         from weighlock.formats.gguf import open_gguf
 
         return open_gguf(source, limits)
-    if first.startswith(b"\x93NUMPY"):
+    if _is_npy(first):
         from weighlock.formats.npy import open_npy
 
         return open_npy(source, limits)
-    if is_pickle(first) and first[8:9] != b"{":
+    if _is_pickle(first):
         try:
             return open_pickle(source, limits)
         except FormatError as error:

@@ -156,6 +156,9 @@ def answer_data(share: Share, headers: Mapping[str, str]) -> Answer:
         span = requested_span(text, share.size)
     except ValueError:
         return Answer(416, {**common, "Content-Range": f"bytes */{share.size}"})
+    if not share.cacheable:
+        # By default nginx takes a gigabyte at once, and nothing more while its client reads that.
+        common["X-Accel-Buffering"] = "no"
     common |= {
         "Content-Type": "application/octet-stream",
         "Content-Disposition": 'attachment; filename="model.safetensors"',

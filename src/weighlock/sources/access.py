@@ -6,7 +6,7 @@ Credentials belong to an origin and never travel: neither pickled, nor packed, n
 import re
 import ssl
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import NoReturn
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -24,6 +24,15 @@ _TOKEN = re.compile(r"[!#$%&'*+.^_`|~0-9A-Za-z-]+")
 _TEXT = re.compile(r"[\t -~\x80-\xff]*")
 _OF_ONE_FILE = {"versionid", "generation", "snapshot"}
 """How S3, Google and Azure name a version of an object in a query."""
+_SIGNING = frozenset(
+    ("awsaccesskeyid", "googleaccessid", "signature", "expires", "policy", "key-pair-id", "token")
+)
+_SIGNING_AZURE = frozenset(
+    ("sv", "st", "se", "sr", "sp", "sig", "spr", "sip", "ss", "srt", "sdd")
+    + ("skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid")
+)
+"""Fields of a query that differ from one signature of a URL to the next, all in small letters."""
+_ASCII = "".join(map(chr, range(0x20, 0x7F)))
 _PORTS = {"http": 80, "https": 443}
 
 
@@ -95,24 +104,56 @@ class Address:
         found = _HOLDER.fullmatch(self.fragment)
         return None if found is None else (found[1], found[2])
 
-    def beside(self, name: str) -> "Address":
-        """The address of another resource, as a link on this one names it.
+    def redirected(self, location: str) -> "Address":
+        """Where a redirect leads.
+
+        Args:
+            location: as `http.client` gives it: what a server sent as UTF-8 reads as Latin-1.
 
         Raises:
-            SourceError: it names none.
+            SourceError: it leads to no URL.
         """
         try:
-            url = urljoin(self.url, name)
+            url = urljoin(self.url, quote(location.encode("latin-1"), safe=_ASCII))
         except ValueError as error:
             raise SourceError(f"{shown(self.url)}: leads to what is not a URL") from error
         return Address.of(url)
 
-    def sibling(self, name: str) -> "Address":
-        """The address of a file of that very name in the same directory.
+    def beside(self, path: str) -> "Address":
+        """The address of what has that path in the same directory.
 
-        The query goes along: it may hold a token that opens the whole directory.
+        The query goes along: it may hold a token that opens the whole directory. Not by `urljoin`:
+        that drops empty segments, which S3 has in names.
         """
-        return self.beside(quote(name, safe="") + self.query_beside)
+        target = f"{self._path.rpartition('/')[0]}/{path}{self.query_beside}"
+        return replace(self, target=target, fragment="")
+
+    def below(self, path: str) -> "Address":
+        """The address of what has that path where this one is a directory; the query likewise."""
+        target = f"{self._path.rstrip('/')}/{path}{self.query_beside}"
+        return replace(self, target=target, fragment="")
+
+    def sibling(self, name: str) -> "Address":
+        """The address of a file of that very name in the same directory."""
+        return self.beside(quote(name, safe=""))
+
+    @property
+    def unsigned(self) -> str:
+        """The URL without what differs from one signature of it to the next, or may."""
+        path, _, query = self.url.partition("?")
+        fields = query.split("&")
+        names = {_key(field) for field in fields}
+        signing = _SIGNING | _SIGNING_AZURE if "sig" in names else _SIGNING
+        kept = "&".join(
+            field
+            for field in fields
+            if _key(field) not in signing and not _key(field).startswith(("x-amz-", "x-goog-"))
+        )
+        return f"{path}?{kept}" if kept else path
+
+    @property
+    def _path(self) -> str:
+        return self.target.partition("?")[0]
 
     @property
     def query_beside(self) -> str:

@@ -183,6 +183,9 @@ class HttpSource:
                 self._kept.popitem(last=False)
 
     def _read_exactly(self, span: Span, buffer: memoryview) -> None:
+        if not self.remote.resource.has_ranges and span.length == self.size:
+            self.remote.persist(lambda: self._read_part(span, buffer))
+            return
         if not self.remote.resource.has_ranges:
             raise SourceError(
                 f"{self.label}: its server does not answer ranges, so parts of it cannot be read; "
@@ -197,9 +200,7 @@ class HttpSource:
 
     def _read_part(self, part: Span, view: memoryview) -> None:
         with self.remote.lease() as connection:
-            reply = self.remote.ask_range(connection, part)
-            connection.read_into(reply, view)
-            connection.finish(reply)
+            self.remote.read_into(connection, part, view)
 
 
 def _unpickled(url: str, verify: bool, resource: Resource) -> HttpSource:

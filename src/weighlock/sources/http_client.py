@@ -12,15 +12,14 @@ import time
 from collections.abc import Callable, Mapping
 from functools import partial
 
-from weighlock.errors import (
-    PeerLost,
-    RemoteProtocolError,
-)
+from weighlock.errors import PeerLost, Refused, RemoteProtocolError
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.http_errors import Translated, is_plain
 from weighlock.sources.http_head import Reply
+from weighlock.sources.proxies import Proxy, proxy_for
 from weighlock.sources.timeouts import set_timeout
+from weighlock.sources.words import printable
 
 __all__ = ["Connection"]
 
@@ -50,6 +49,7 @@ class Connection:
         """No reply has come over it yet."""
         self.is_shut = False
         """Somebody said stop: it is of no use any more."""
+        self._proxy = proxy_for(address)
         self._sock: socket.socket | None = None
         self._reply: http.client.HTTPResponse | None = None
         self._tls = self._credential.tls() if address.scheme == "https" else None
@@ -69,7 +69,9 @@ class Connection:
     ) -> socket.socket:
         failure: OSError = OSError(f"{address[0]} has no address")
         deadline = time.monotonic() + timeout
-        found = socket.getaddrinfo(*address, type=socket.SOCK_STREAM)
+        proxy = self._proxy
+        place = address if proxy is None else (proxy.host, proxy.port)
+        found = socket.getaddrinfo(*place, type=socket.SOCK_STREAM)
         for number, (family, kind, protocol, _, target) in enumerate(found):
             # Not all of it for the first: of two ways to a host one may lead nowhere.
             most_s = (deadline - time.monotonic()) / (len(found) - number)
@@ -79,6 +81,8 @@ class Connection:
                 sock.settimeout(max(0.01, most_s))
                 sock.connect(target)
                 if self._tls is not None:
+                    if proxy is not None:
+                        self._tunnel(sock, proxy, address)
                     sock = self._sock = self._tls.wrap_socket(
                         sock, server_hostname=address[0], do_handshake_on_connect=False
                     )
@@ -91,11 +95,32 @@ class Connection:
                 if isinstance(error, ssl.SSLError) and not self._may_pass(error):
                     raise
                 failure = error
+            except BaseException:
+                sock.close()
+                raise
             else:
                 return sock
         if isinstance(failure, ssl.SSLError) and is_plain(failure):
             raise PeerLost(f"{self._label}: answered without TLS, which it has spoken before")
         raise failure
+
+    def _tunnel(self, sock: socket.socket, proxy: Proxy, address: tuple[str, int]) -> None:
+        """Have the proxy connect this socket to the server."""
+        host = address[0].encode("idna").decode() if ":" not in address[0] else f"[{address[0]}]"
+        there = f"{host}:{address[1]}"
+        lines = [f"CONNECT {there} HTTP/1.1", f"Host: {there}"]
+        lines += [f"{name}: {text}" for name, text in proxy.headers.items()]
+        sock.sendall("\r\n".join([*lines, "", ""]).encode("ascii"))
+        reply = Reply(sock, method="CONNECT", most_s=self._limits.connect_s)
+        try:
+            reply.begin()
+            said = f"{self._label}: its proxy {proxy} answered {reply.status}"
+        finally:
+            reply.close()
+        if reply.status in (502, 503, 504):
+            raise PeerLost(said)
+        if not 200 <= reply.status < 300:
+            raise Refused(f"{said} {printable(reply.reason)}")
 
     def _may_pass(self, error: ssl.SSLError) -> bool:
         """Whether a handshake may have failed for the moment only."""
@@ -123,8 +148,14 @@ class Connection:
         sent = self._begin(address, headers)
         with Translated(self._label, "first_byte"):
             try:
-                self._http.request(method, address.target, body, sent)
+                self._http.request(method, self._target(address), body, sent)
                 reply = self._reply = self._http.getresponse()
+            except http.client.BadStatusLine as error:
+                self.close()
+                if self.is_fresh or isinstance(error, http.client.RemoteDisconnected):
+                    raise
+                # Something was left of the reply before: a new connection may do.
+                raise PeerLost(f"{self._label}: the connection was out of step") from error
             except BaseException:
                 self.close()
                 raise
@@ -146,7 +177,12 @@ class Connection:
         sent = self._begin(address, headers)
         with Translated(self._label, "first_byte"):
             try:
-                self._http.putrequest("PUT", address.target, skip_accept_encoding=True)
+                self._http.putrequest(
+                    "PUT",
+                    self._target(address),
+                    skip_host=any(name.lower() == "host" for name in sent),
+                    skip_accept_encoding=True,
+                )
                 for name, text in {**sent, "Content-Length": str(length)}.items():
                     self._http.putheader(name, text)
                 self._http.endheaders()
@@ -161,23 +197,30 @@ class Connection:
         self.is_fresh = False
         return reply
 
+    def _target(self, address: Address) -> str:
+        """What a request names: the whole URL where a proxy reads it."""
+        return address.target if self._proxy is None or self._tls is not None else address.url
+
     def _begin(self, address: Address, headers: Mapping[str, str] | None) -> dict[str, str]:
         """Connect if need be; returns the headers to send."""
         if address is not self._address:
             self._address, self._label = address, shown(address.url)
         if self._http.sock is None:
+            self.is_fresh = True
             with Translated(self._label, "connect"):
                 self._http.connect()
                 sock: socket.socket = self._http.sock  # type: ignore[assignment]
                 self._sock = sock
                 sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
                 set_timeout(sock, self._limits.idle_s)
-        return {
-            "Accept-Encoding": "identity",
-            "User-Agent": "weighlock",
-            **self._credential.headers,
-            **(headers or {}),
-        }
+        sent = {"accept-encoding": ("Accept-Encoding", "identity")}
+        sent["user-agent"] = ("User-Agent", "weighlock")
+        asked = [*self._credential.headers.items(), *(headers or {}).items()]
+        if self._proxy is not None and self._tls is None:
+            asked += self._proxy.headers.items()
+        for name, text in asked:
+            sent[name.lower()] = (name, text)  # a name in other letters is the same header
+        return dict(sent.values())
 
     def read_into(self, reply: http.client.HTTPResponse, buffer: memoryview) -> None:
         """Fill the buffer from a reply's body.

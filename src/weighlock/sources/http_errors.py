@@ -1,6 +1,7 @@
 """What sockets, TLS and `http.client` raise, as errors of our tree. Knows no connection."""
 
 import http.client
+import re
 import ssl
 
 from weighlock.errors import (
@@ -13,6 +14,12 @@ from weighlock.errors import (
 from weighlock.sources.words import printable
 
 __all__ = ["Translated", "is_plain"]
+
+_REFUSING = re.compile(
+    "_ALERT_.*(?:CERT|UNKNOWN_CA|ACCESS_DENIED|PROTOCOL_VERSION|HANDSHAKE_FAILURE|SECURITY"
+    "|UNRECOGNIZED_NAME|UNKNOWN_PSK|APPLICATION_PROTOCOL)"
+)
+"""Alerts that mean this client. Others come from servers that restart, and from flipped bits."""
 
 _THEIRS = (OSError, ValueError, http.client.HTTPException)
 
@@ -50,9 +57,9 @@ def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
             )
         case ssl.SSLEOFError() | ssl.SSLZeroReturnError():
             return PeerLost(f"{label}: the connection was closed within TLS")
-        case ssl.SSLError() if "_ALERT_" in str(error.reason):
+        case ssl.SSLError() if _REFUSING.search(str(error.reason)):
             return Refused(f"{label}: refused the TLS connection: {error.reason}")
-        case ssl.SSLError() if phase == "connect":
+        case ssl.SSLError() if phase == "connect" and "_ALERT_" not in str(error.reason):
             what = "speaks no TLS" if is_plain(error) else "TLS failed"
             return Refused(f"{label}: {what}: {error.reason or error}")
         case ssl.SSLError():

@@ -143,6 +143,11 @@ class Reply(http.client.HTTPResponse):
         super().__init__(reader, *args, **options)
         self._reader = reader
 
+    def _read_status(self) -> tuple[int, int, str]:
+        # What comes before the reply proper is passed over, as `http.client` does with 100 only.
+        version, status, reason = super()._read_status()  # type: ignore[misc]
+        return version, 100 if 101 < status < 200 else status, reason
+
     def begin(self) -> None:
         """Read the head."""
         super().begin()

@@ -34,10 +34,12 @@ from weighlock.sources.grid import (
 )
 from weighlock.sources.http_client import Connection
 from weighlock.sources.http_replies import (
+    LEAST_PART_BYTES,
     Resource,
     check_plain,
     check_range,
     content_range,
+    is_empty,
     raise_for_status,
 )
 from weighlock.sources.retrying import Retrying
@@ -165,11 +167,11 @@ class Remote:
         if verifies:
             for block in blocks:
                 self.load_digest(block)
-        reply = self.ask_range(connection, span)
+        body = _Body(self, connection, span)
         for block in blocks:
             hasher = blake3()
             for view in place.views(block):
-                connection.read_into(reply, view)
+                body.read_into(view)
                 if verifies:
                     hasher.update(view)
             if verifies and not self._pages.matches(block, hasher.digest()):
@@ -179,10 +181,16 @@ class Remote:
                     f"{self.label}: block {block} does not match its digest", chunk=block
                 )
             place.landed(block)
-        connection.finish(reply)
+        body.finish()
 
-    def ask_range(self, connection: Connection, span: Span) -> HTTPResponse:
-        """The reply to a request for that span; its body is still to be read."""
+    def read_into(self, connection: Connection, span: Span, buffer: memoryview) -> None:
+        """Fill the buffer with that span, of which nothing is checked."""
+        body = _Body(self, connection, span)
+        body.read_into(buffer)
+        body.finish()
+
+    def ask_range(self, connection: Connection, span: Span) -> tuple[HTTPResponse, int]:
+        """The reply to a request for that span, and how many bytes of it its body holds."""
         resource = self.resource
         headers = {}
         if resource.has_ranges:
@@ -201,11 +209,10 @@ class Remote:
                 self._resolve_again(connection)
             raise_for_status(reply, connection, self.label)
         try:
-            check_range(reply, resource, span, self.label)
+            return reply, check_range(reply, resource, span, self.label)
         except BaseException:
             connection.close()  # before its body comes
             raise
-        return reply
 
     def _resolve_again(self, connection: Connection) -> None:
         """Ask where the resource is now, and try again: its place is not known, or has expired."""
@@ -264,12 +271,18 @@ class Remote:
             What is there, and the block.
         """
         address = self.address
+        wanted = {"Range": f"bytes=0-{BLOCK_BYTES - 1}"}
         for _ in range(self.limits.redirects + 1):
             with self.connections.lease(address, is_kept=False) as connection:
-                reply = connection.request("GET", address, {"Range": f"bytes=0-{BLOCK_BYTES - 1}"})
-                if reply.status not in _REDIRECTS:
+                reply = connection.request("GET", address, wanted)
+                if reply.status == 416 and not is_empty(reply):
+                    # Some servers do so where the range ends behind the file, caches by mistake.
+                    connection.close()
+                    reply = connection.request("GET", address)
+                location = reply.getheader("Location", "")
+                if reply.status not in _REDIRECTS or not location:
                     return self._first_reply(connection, reply, address)
-                target = address.beside(reply.getheader("Location", ""))
+                target = address.redirected(location)
             if address.scheme == "https" and target.scheme != "https":
                 raise Refused(f"{self.label}: redirects from https to http, which is not followed")
             address = target
@@ -278,7 +291,7 @@ class Remote:
     def _first_reply(
         self, connection: Connection, reply: HTTPResponse, address: Address
     ) -> tuple[Resource, bytes]:
-        if reply.status == 416:
+        if is_empty(reply):
             return Resource(address, 0), b""
         if reply.status not in (200, 206):
             raise_for_status(reply, connection, self.label)
@@ -286,7 +299,8 @@ class Remote:
         found = content_range(reply)
         if found is not None:
             span, size = found
-            if span != Span(0, min(BLOCK_BYTES, size)):
+            least, most = min(size, LEAST_PART_BYTES), min(size, BLOCK_BYTES)
+            if span.offset != 0 or not least <= span.length <= most:
                 raise RemoteProtocolError(
                     f"{self.label}: its first {BLOCK_BYTES:,} bytes were asked for, the reply "
                     f"holds {span.length:,} from {span.offset:,} of {size:,}"
@@ -297,19 +311,50 @@ class Remote:
         else:  # the server knows no ranges and has begun to send everything
             size, length = reply.length, min(reply.length, BLOCK_BYTES)
         etag = reply.getheader("ETag") or None
-        is_weak = etag is not None and etag.startswith("W/")
+        # One without quotes is none, and servers that send it may not know it again.
+        is_strong = etag is not None and etag[0] == etag[-1] == '"' != etag
         first = bytearray(length)
         connection.read_into(reply, memoryview(first))
         resource = Resource(
             address,
             size,
-            None if is_weak else etag,
+            etag if is_strong else None,
             reply.getheader("Last-Modified"),
-            etag if is_weak else None,
+            None if is_strong else etag,
             is_share=reply.getheader("Weighlock") == "1",
             has_ranges=found is not None,
         )
         return resource, bytes(first)
+
+
+class _Body:
+    """The bytes of a span, one after the other, in as many replies as the server gives them."""
+
+    def __init__(self, remote: Remote, connection: Connection, span: Span) -> None:
+        self._remote = remote
+        self._connection = connection
+        self._rest = span
+        """What was not asked for, or did not come with the reply."""
+        self._ask()
+
+    def _ask(self) -> None:
+        rest = self._rest
+        self._reply, self._left = self._remote.ask_range(self._connection, rest)
+        self._rest = Span(rest.offset + self._left, rest.length - self._left)
+
+    def read_into(self, view: memoryview) -> None:
+        """Fill a view with what comes next."""
+        while len(view) > self._left:
+            self._connection.read_into(self._reply, view[: self._left])
+            view = view[self._left :]
+            self._connection.finish(self._reply)
+            self._ask()
+        self._connection.read_into(self._reply, view)
+        self._left -= len(view)
+
+    def finish(self) -> None:
+        """Nothing more may come."""
+        self._connection.finish(self._reply)
 
 
 def _request(connection: Connection, address: Address, headers: dict[str, str]) -> HTTPResponse:

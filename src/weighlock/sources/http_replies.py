@@ -7,6 +7,7 @@ that range of that resource; anything else ends the connection before its body i
 import http.client
 import re
 from dataclasses import dataclass, replace
+from email.utils import parsedate_to_datetime
 from typing import Annotated, Literal, NoReturn
 
 import msgspec
@@ -24,9 +25,20 @@ from weighlock.sources.http_client import Connection
 from weighlock.sources.words import printable
 from weighlock.tensors.spec import Span
 
-__all__ = ["Resource", "check_plain", "check_range", "content_range", "raise_for_status"]
+__all__ = [
+    "LEAST_PART_BYTES",
+    "Resource",
+    "check_plain",
+    "check_range",
+    "content_range",
+    "is_empty",
+    "raise_for_status",
+]
 
-_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})")
+LEAST_PART_BYTES = 64 * 1024
+"""A server may answer with the beginning of what was asked for, but not with crumbs."""
+
+_CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +99,7 @@ def raise_for_status(
         raise SourceChanged(f"{label}: what it offers was changed by its owner")
     if status == 410:
         raise ShareGone(f"{label}: is over ({reason or 'gone'})", reason=reason or "expired")
-    if status == 500 and cause is not None:
+    if status == 500 and told.error == "unreadable" and cause is not None:
         raise SourceError(f"{label}: its owner could not read it ({cause})")
     if status in (408, 429) or status >= 500:
         raise PeerLost(
@@ -114,8 +126,15 @@ def _explained(body: bytes) -> _Explanation:
 
 
 def _retry_after(reply: http.client.HTTPResponse) -> float | None:
-    text = reply.getheader("Retry-After", "")
-    return float(text) if text.isascii() and text.isdigit() and len(text) < 6 else None
+    text = reply.getheader("Retry-After", "").strip()
+    if text.isascii() and text.isdigit():
+        return float(text) if len(text) < 6 else None
+    try:
+        # By the server's clock: this one may be set otherwise.
+        then, now = map(parsedate_to_datetime, (text, reply.getheader("Date", "")))
+        return max(0.0, (then - now).total_seconds())
+    except (TypeError, ValueError):  # no date; one with a zone and one without
+        return None
 
 
 def content_range(reply: http.client.HTTPResponse) -> tuple[Span, int] | None:
@@ -129,16 +148,25 @@ def content_range(reply: http.client.HTTPResponse) -> tuple[Span, int] | None:
     return Span(first, last - first + 1), total
 
 
+def is_empty(reply: http.client.HTTPResponse) -> bool:
+    """Whether no byte of a file can be had because it has none."""
+    length = reply.getheader("Content-Range", "").strip().lower()
+    return reply.status == 416 and length == "bytes */0"
+
+
 def check_range(
     reply: http.client.HTTPResponse, resource: Resource, span: Span, label: str
-) -> None:
-    """Raise unless the reply is exactly that span of exactly that resource.
+) -> int:
+    """Raise unless the reply is that span of exactly that resource, or begins it.
 
     Args:
         reply: its head.
         resource: what was asked for.
         span: of which these bytes.
         label: what errors call it.
+
+    Returns:
+        How many bytes it holds: all, or fewer.
 
     Raises:
         SourceChanged: it is another version of it.
@@ -163,15 +191,18 @@ def check_range(
         raise SourceChanged(
             f"{label}: had {resource.size:,} bytes when it was opened, has {found[1]:,} now"
         )
-    if found[0] != span:
+    here = found[0]
+    least = min(span.length, LEAST_PART_BYTES)
+    if here.offset != span.offset or not least <= here.length <= span.length:
         raise RemoteProtocolError(
             f"{label}: {span.length:,} bytes from {span.offset:,} were asked for, the reply holds "
-            f"{found[0].length:,} from {found[0].offset:,}"
+            f"{here.length:,} from {here.offset:,}"
         )
-    if reply.length is not None and reply.length != span.length:
+    if reply.length is not None and reply.length != here.length:
         raise RemoteProtocolError(
-            f"{label}: announces {reply.length:,} bytes for a range of {span.length:,}"
+            f"{label}: announces {reply.length:,} bytes for a range of {here.length:,}"
         )
+    return here.length
 
 
 def _changed(label: str, what: str, before: str, now: str | None) -> SourceChanged:

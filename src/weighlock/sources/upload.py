@@ -85,8 +85,7 @@ class Upload:
         self._mac: str | None = None
         if holder is not None:
             self.sender, self._mac = holder
-        base = address.target.partition("?")[0].rstrip("/")
-        self._address = address.beside(f"{base}/senders/{self.sender}")
+        self._address = address.below(f"senders/{self.sender}")
         self._attempt = secrets.token_hex(8)
         self.connections = Connections(self.label, access, limits, abort)
         """What it goes over."""
@@ -111,7 +110,7 @@ class Upload:
 
         def send(connection: Connection) -> HTTPResponse:
             headers = {**self._headers(), "Weighlock-Size": str(size)}
-            return connection.request("PUT", self._at("/header"), headers, header)
+            return connection.request("PUT", self._address.below("header"), headers, header)
 
         said = self._asked(send)
         self.alive_s = said.alive_s
@@ -121,7 +120,7 @@ class Upload:
         """The digests of what is there of a page of blocks; zeros for what is not."""
         wanted = DIGEST_BYTES * len(page_blocks(page, size))
         with self.connections.lease(self._address) as connection:
-            reply = connection.request("GET", self._at(f"/digests/{page}"), self._headers())
+            reply = connection.request("GET", self._address.below(f"digests/{page}"), self._headers())
             if reply.status in (403, 409, 500):
                 self._understood(reply, connection.read_small(reply))
                 raise self._not_announced()
@@ -146,7 +145,7 @@ class Upload:
         headers = {**self._headers(), "Weighlock-Digests": digests.hex()}
 
         def send(connection: Connection) -> HTTPResponse:
-            return connection.upload(self._at(f"/blocks/{first}"), headers, length, send_body)
+            return connection.upload(self._address.below(f"blocks/{first}"), headers, length, send_body)
 
         if self._asked(send).error:
             raise self._not_announced()
@@ -217,9 +216,6 @@ class Upload:
 
     def _not_announced(self) -> NotAnnounced:
         return NotAnnounced(f"{self.label}: knows of nothing on its way from {self.sender!r}")
-
-    def _at(self, suffix: str) -> Address:
-        return self._address.beside(self._address.target.rpartition("/")[2] + suffix)
 
     def _headers(self) -> Mapping[str, str]:
         headers = {"Weighlock-Attempt": self._attempt}
