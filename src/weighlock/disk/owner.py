@@ -10,6 +10,7 @@ from dataclasses import dataclass
 __all__ = [
     "MARK",
     "NOBODY",
+    "UNKNOWN_BOOT",
     "Owner",
     "owner_of",
     "part_owner",
@@ -17,6 +18,9 @@ __all__ = [
     "start_time",
     "temporary_name",
 ]
+
+UNKNOWN_BOOT = "0"
+"""Where the system does not tell one boot from another."""
 
 MARK = ".part-"
 """In the name of every temporary that lies beside a destination."""
@@ -111,4 +115,4 @@ def _boot() -> str:
         with open("/proc/sys/kernel/random/boot_id") as boot:
             return boot.read(8)
     except OSError:
-        return "0"
+        return UNKNOWN_BOOT

@@ -13,13 +13,14 @@ from typing import TypeVar
 import msgspec
 from blake3 import blake3
 
-from weighlock.disk.owner import Owner
+from weighlock.disk.owner import UNKNOWN_BOOT, Owner
 from weighlock.disk.resumable import ResumableFile
+from weighlock.errors import DiskError
 from weighlock.sources.grid import block_count
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.transfer.landing import FileLanding
 
-__all__ = ["Journal", "digest_of", "read_record", "write_record"]
+__all__ = ["Journal", "digest_of", "is_same_boot", "read_record", "write_record"]
 
 R = TypeVar("R", bound=msgspec.Struct)
 
@@ -35,6 +36,11 @@ class _Record(msgspec.Struct, frozen=True):
     size: int
     landed: bytes
     """One bit per block."""
+
+
+def is_same_boot(boot: str) -> bool:
+    """Whether the machine certainly runs since a record was written: blocks are where it says."""
+    return boot == Owner.current().boot != UNKNOWN_BOOT
 
 
 def digest_of(url: str) -> str:
@@ -53,6 +59,13 @@ def write_record(file: ResumableFile, offset: int, record: msgspec.Struct) -> No
 
 def read_record(file: ResumableFile, offset: int, kind: type[R]) -> R | None:
     """The record behind what a file holds, if there is a whole one at its end."""
+    try:
+        return _read_record(file, offset, kind)
+    except DiskError:  # a bad sector: what it says is not known
+        return None
+
+
+def _read_record(file: ResumableFile, offset: int, kind: type[R]) -> R | None:
     head = bytearray(len(_MAGIC) + 40)
     if not file.read_into(offset, memoryview(head)):
         return None
@@ -121,9 +134,10 @@ class Journal:
         return found
 
     def _is_ours(self, record: _Record) -> bool:
-        mine = self._url, self._validator, Owner.current().boot, self._size, len(self._landed)
-        its = record.url, record.validator, record.boot, record.size, len(record.landed)
-        return mine == its
+        if not is_same_boot(record.boot):
+            return False
+        mine = self._url, self._validator, self._size, len(self._landed)
+        return mine == (record.url, record.validator, record.size, len(record.landed))
 
     def landed(self, block: int) -> None:
         """A block is in the file."""

@@ -12,13 +12,14 @@ from collections.abc import Iterable
 from contextlib import closing
 
 import msgspec
+from msgspec.structs import replace
 
 from weighlock.disk.effects import PosixDisk
-from weighlock.disk.owner import Owner
+from weighlock.disk.owner import UNKNOWN_BOOT, Owner
 from weighlock.disk.place import Place
 from weighlock.disk.resumable import ResumableFile
 from weighlock.errors import Aborted, DiskError, WeighlockError
-from weighlock.fetching.journal import digest_of, read_record, write_record
+from weighlock.fetching.journal import digest_of, is_same_boot, read_record, write_record
 from weighlock.formats.sharded import Index, is_index_name, read_index
 from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
@@ -34,6 +35,8 @@ class _Shard(msgspec.Struct, frozen=True):
     """None: whatever lies there is not known to be whole, or not of which version."""
     fingerprint: Fingerprint | None = None
     """None: it has not landed."""
+    is_synced: bool = False
+    """It survives a power loss."""
 
 
 class _Record(msgspec.Struct, frozen=True):
@@ -69,16 +72,16 @@ class LandedShards(Lifetime):
         self._removes_indexes = force
         """Those that name an old model's files may still lie there."""
         self._file = ResumableFile(path, durable=durable)
-        boot = Owner.current().boot
         try:
-            record = read_record(self._file, len(self._content), _Record)
-            known = record.shards if record is not None else {}
+            record = self._recorded(index.shards)
+            known = record.shards
             if not force:
                 self._check(name for name in index.shards if name not in known)
-            if record is None or record.boot != boot:
+            if not is_same_boot(record.boot):
                 known = {
                     name: _Shard(fingerprint=shard.fingerprint) for name, shard in known.items()
                 }
+            boot = Owner.current().boot
             self._record = _Record(boot, {name: known.get(name, _Shard()) for name in index.shards})
         except BaseException:
             self._file.keep()
@@ -86,9 +89,11 @@ class LandedShards(Lifetime):
 
     def _leave(self, error: BaseException | None) -> None:
         if error is None:
-            self._file.truncate(len(self._content))
-            self._file.write(0, self._content)
-            self._file.commit()
+            try:
+                self._put_in_place()
+            except BaseException:
+                self._file.keep()
+                raise
         elif isinstance(error, Aborted):
             with contextlib.suppress(DiskError):
                 self._remove(name for name in self._record.shards if self._is_ours(name))
@@ -101,7 +106,9 @@ class LandedShards(Lifetime):
     def is_here(self, name: str, source: HttpSource) -> bool:
         """Whether an earlier attempt has landed what the source now offers."""
         known = self._record.shards[name]
-        return known.validator is not None and known == self._found(name, source)
+        if known.validator is None or (self._durable and not known.is_synced):
+            return False
+        return replace(known, is_synced=self._durable) == self._found(name, source)
 
     def make_way(self) -> None:
         """To be called before a file is put in place: no index may name old and new ones.
@@ -118,6 +125,27 @@ class LandedShards(Lifetime):
         self._record.shards[name] = self._found(name, source)
         self._write()
 
+    def _recorded(self, names: Iterable[str]) -> _Record:
+        record = read_record(self._file, len(self._content), _Record)
+        if record is not None:
+            return record
+        there = bytearray(len(self._content))
+        is_whole = self._file.size == len(there) and self._file.read_into(0, memoryview(there))
+        # An index that was only to be put in place: its files are known, not whether they are good.
+        is_ours = is_whole and there == self._content
+        return _Record(UNKNOWN_BOOT, {name: _Shard() for name in names} if is_ours else {})
+
+    def _put_in_place(self) -> None:
+        for name in self._record.shards:
+            if not self._is_ours(name):
+                raise DiskError(
+                    f"{self._path(name)}: was changed since it landed: does another fetch write to "
+                    "the same directory?"
+                )
+        self._file.write(0, self._content)
+        self._file.truncate(len(self._content))
+        self._file.commit()
+
     def _write(self) -> None:
         write_record(self._file, len(self._content), self._record)
 
@@ -126,7 +154,8 @@ class LandedShards(Lifetime):
             status = os.lstat(self._path(name))
             if status.st_size == source.size:
                 url = digest_of(source.remote.address.unsigned)
-                return _Shard(url, source.remote.resource.etag, Fingerprint.of(status))
+                found = Fingerprint.of(status)
+                return _Shard(url, source.remote.resource.etag, found, self._durable)
         return _Shard()
 
     def _is_ours(self, name: str) -> bool:
@@ -144,7 +173,13 @@ class LandedShards(Lifetime):
     def _indexes(self) -> list[str]:
         """The index that is there, and others that name a file of the same name."""
         found = [os.path.basename(self._file.path)]
-        for name in os.listdir(self._directory):
+        try:
+            names = os.listdir(self._directory)
+        except OSError as error:
+            raise DiskError(
+                f"{self._directory}: cannot be listed: {error.strerror}", errno=error.errno
+            ) from error
+        for name in names:
             if is_index_name(name) and name not in found:
                 with (
                     contextlib.suppress(WeighlockError),

@@ -8,7 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Literal
@@ -166,12 +166,14 @@ def _heard(upload: Upload) -> Iterator[None]:
             upload.tell("alive", brief)
 
     thread = threading.Thread(target=keep_telling, name="weighlock-report", daemon=True)
-    thread.start()
+    with suppress(RuntimeError):  # the system has no more: then it hears of blocks only
+        thread.start()
     try:
         yield
     finally:
         over.set()
-        thread.join(_BRIEFLY_S / 2)
+        if thread.ident is not None:
+            thread.join(_BRIEFLY_S / 2)
         while thread.is_alive():
             upload.shut()
             thread.join(0.01)

@@ -8,7 +8,7 @@ look: after a while, and at the end.
 import logging
 import threading
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 
 from weighlock.errors import (
     Aborted,
@@ -80,10 +80,12 @@ class Reporting(Lifetime):
         self._forget = source.remote.abort.on_set(receipt.shut)
         if receipt.is_named:
             self._begin(receipt)
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._keep_telling, args=(receipt,), name="weighlock-report", daemon=True
         )
-        self._thread.start()
+        with suppress(RuntimeError):  # the system has no more: then nobody hears of it meanwhile
+            thread.start()
+            self._thread = thread
 
     def told(self, done_bytes: int, total_bytes: int) -> None:
         """So many bytes are here."""
@@ -118,12 +120,13 @@ class Reporting(Lifetime):
 
     def _leave(self, error: BaseException | None) -> None:
         self._over.set()
-        if self._receipt is None or self._thread is None:
+        if self._receipt is None:
             return
-        self._thread.join(_BRIEFLY_S)
-        while self._thread.is_alive():  # the last word does not wait for the one before
-            self._receipt.shut()
-            self._thread.join(_LEAST_S)
+        if self._thread is not None:
+            self._thread.join(_BRIEFLY_S)
+            while self._thread.is_alive():  # the last word does not wait for the one before
+                self._receipt.shut()
+                self._thread.join(_LEAST_S)
         try:
             self._last_word(self._receipt, error)
         finally:

@@ -217,12 +217,12 @@ def _to_spool(
 def _reserve(directory: "str | os.PathLike[str]", index: Index, total: int) -> None:
     """Raise `NoSpace` if the files cannot fit beside what an earlier attempt has left of them."""
     names = set(index.shards)
+    here = 0
     with os.scandir(directory) as entries:
-        here = sum(
-            entry.stat().st_blocks * 512
-            for entry in entries
-            if entry.is_file(follow_symlinks=False) and (entry.name in names or MARK in entry.name)
-        )
+        for entry in entries:
+            if entry.name in names or MARK in entry.name:
+                with suppress(OSError):  # another fetch has just put it in its place
+                    here += entry.stat(follow_symlinks=False).st_blocks * 512
     place = Place(os.path.join(directory, INDEX_NAME), PosixDisk())
     with closing(place):
         place.reserve(max(0, total - here))

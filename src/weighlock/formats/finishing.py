@@ -14,8 +14,14 @@ class Finish:
         self._work = work
         self._error: BaseException | None = None
         # Not a daemon: interpreter exit joins it, so that what was written is not lost.
-        self._thread = threading.Thread(target=self._run, name="weighlock-finish")
-        self._thread.start()
+        self._thread: threading.Thread | None = threading.Thread(
+            target=self._run, name="weighlock-finish"
+        )
+        try:
+            self._thread.start()
+        except RuntimeError:  # the system has no more threads
+            self._thread = None
+            self._run()
 
     def _run(self) -> None:
         try:
@@ -27,7 +33,7 @@ class Finish:
 
     def done(self) -> bool:
         """Whether the file is in place, or has failed to be."""
-        return not self._thread.is_alive()
+        return self._thread is None or not self._thread.is_alive()
 
     def result(self, timeout_s: float | None = None) -> None:
         """Wait until the file is in place; raise what went wrong if it is not going to be.
@@ -35,7 +41,8 @@ class Finish:
         Raises:
             TimeoutError: it is neither in place nor failed after so many seconds.
         """
-        self._thread.join(timeout_s)
+        if self._thread is not None:
+            self._thread.join(timeout_s)
         if not self.done():
             raise TimeoutError(f"the file is not in place after {timeout_s} s")
         if self._error is not None:

@@ -4,6 +4,7 @@ A landing is shared by the connections of a fetch; each asks it for a place of i
 counts only when the place is told that it landed: until then its bytes may be anything.
 """
 
+import errno
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Protocol
@@ -11,6 +12,7 @@ from typing import Protocol
 import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
+from weighlock.errors import DiskError
 from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.tensors.arrays import Array, byte_view, empty
@@ -162,8 +164,13 @@ class FileLanding:
     def have(self, block: int, buffer: memoryview, first: bytes) -> memoryview | None:
         """What an earlier attempt wrote of a block; `first` are the bytes it withheld."""
         view = buffer[: block_span(block, self.size).length]
-        if not self._file.read_into(block * BLOCK_BYTES, view):
-            return None
+        try:
+            if not self._file.read_into(block * BLOCK_BYTES, view):
+                return None
+        except DiskError as error:
+            if error.errno != errno.EIO:
+                raise
+            return None  # a bad sector: what cannot be read is not here
         if block == 0:
             held = len(self._first)
             view[:held] = first[:held]
