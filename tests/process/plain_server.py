@@ -134,7 +134,10 @@ class PlainServer:
             reply = Reply(404)
         else:
             reply = self.behave(request, content)
-        handler.send_response(reply.status)
+        if "Date" in reply.headers:  # else it would send two
+            handler.send_response_only(reply.status)
+        else:
+            handler.send_response(reply.status)
         sent = dict(reply.headers)
         if reply.chunked:
             sent["Transfer-Encoding"] = "chunked"

@@ -27,7 +27,7 @@ import pytest
 import weighlock
 from conftest import open_descriptors
 from process.certificates import certificates, needs_openssl
-from process.plain_server import ETAG, PlainServer, RawServer, Reply, asked_range, ranged
+from process.plain_server import ETAG, PlainServer, RawServer, Reply, Request, asked_range, ranged
 from unit.unit_samples import quick_collections
 from weighlock import Access, Credential, Limits
 from weighlock.errors import (
@@ -196,9 +196,32 @@ def closing(request, content):
     return reply
 
 
+def capped(request, content, most=300_000):
+    """Answers with the beginning of a range, as RFC 9110 allows it."""
+    first, last = request.span
+    headers = {**request.headers, "range": f"bytes={first}-{min(last, first + most) - 1}"}
+    return ranged(Request(request.method, request.path, headers), content)
+
+
+def unquoted(request, content):
+    """Sends an ETag that is none, and knows it not again, as Go's server."""
+    reply = ranged(request, content, etag="abc")
+    return Reply(412) if "if-match" in request.headers else reply
+
+
+def in_capitals(request, content):
+    reply = ranged(request, content)
+    reply.headers["Content-Range"] = reply.headers["Content-Range"].capitalize()
+    return reply
+
+
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize(
-    "behave", [ranged, without_validator, weak, dated, status_200, chunked, identity, closing]
+    "behave",
+    [
+        *(ranged, without_validator, weak, dated, status_200, chunked, identity, closing),
+        *(capped, unquoted, in_capitals),
+    ],
 )
 def test_servers_that_answer_ranges_give_exact_bytes(way, behave, serve, tmp_path):
     server = serve(behave)
@@ -351,6 +374,15 @@ def other_range(request, content):
     return Reply(206, headers, content[first + 1 : last])
 
 
+def crumbs(request, content):
+    return capped(request, content, most=1000)
+
+
+def more_than_asked(request, content):
+    headers = {"ETag": ETAG, "Content-Range": f"bytes 0-{len(content) - 1}/{len(content)}"}
+    return Reply(206, headers, content)
+
+
 def several_ranges(request, content):
     headers = {"ETag": ETAG, "Content-Type": "multipart/byteranges; boundary=x"}
     return Reply(206, headers, b"--x\r\n" + content)
@@ -366,6 +398,8 @@ UNBELIEVABLE = [
     without_content_range,
     with_unknown_total,
     other_range,
+    crumbs,
+    more_than_asked,
     several_ranges,
     no_http,
 ]
@@ -429,6 +463,8 @@ LATER = {
     compressed: RemoteProtocolError,
     without_content_range: RemoteProtocolError,
     other_range: RemoteProtocolError,
+    crumbs: RemoteProtocolError,
+    more_than_asked: RemoteProtocolError,
     several_ranges: RemoteProtocolError,
     not_found: ShareGone,
 }
@@ -651,12 +687,18 @@ def test_a_server_that_recovers_is_waited_for(status, serve, tmp_path):
     assert_same(to_memory(serve(behave).url(PATH), tmp_path))
 
 
-def test_retry_after_is_obeyed(serve):
+@pytest.mark.parametrize("is_date", [False, True], ids=["seconds", "a date"])
+def test_retry_after_is_obeyed(is_date, serve):
     times = []
 
     def behave(request, content):
         times.append(time.monotonic())
-        return Reply(429, {"Retry-After": "1"}) if len(times) == 1 else ranged(request, content)
+        if len(times) > 1:
+            return ranged(request, content)
+        # By a clock that is years behind.
+        dates = {"Date": "Mon, 01 Jan 2018 00:00:00 GMT"}
+        after = "Mon, 01 Jan 2018 00:00:01 GMT" if is_date else "1"
+        return Reply(429, {**dates, "Retry-After": after})
 
     with weighlock.open(serve(behave).url(PATH)):
         assert times[1] - times[0] >= 1
@@ -842,6 +884,13 @@ def reset(sock):
     sock.close()
 
 
+def give_an_internal_error(sock):
+    sock.recv(100_000)
+    sock.sendall(bytes.fromhex("15 03 03 00 02 02 50"))
+    sock.shutdown(socket.SHUT_WR)
+    sock.recv(100_000)
+
+
 def answer_in_plain_text(sock):
     sock.recv(100_000)
     sock.sendall(b"HTTP/1.1 503 Busy\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
@@ -886,7 +935,10 @@ def busy(certificates, content):
 @needs_openssl
 @pytest.mark.parametrize(
     ("fault", "number"),
-    [(hang_up, 0), (hang_up, 1), (reset, 0), (reset, 1), (answer_in_plain_text, 1)],
+    [
+        *((hang_up, 0), (hang_up, 1), (reset, 0), (reset, 1), (answer_in_plain_text, 1)),
+        *((give_an_internal_error, 0), (give_an_internal_error, 1)),
+    ],
 )
 def test_a_handshake_that_fails_for_the_moment_is_tried_again(fault, number, busy, tmp_path):
     url, access = busy({number: fault})

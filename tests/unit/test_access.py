@@ -235,6 +235,56 @@ def test_what_is_no_text_is_no_url(url):
 
 
 @pytest.mark.parametrize(
+    ("url", "beside", "below"),
+    [
+        ("http://h/s/1/data", "/s/1/x/0", "/s/1/data/x/0"),
+        ("http://h//i/1", "//i/x/0", "//i/1/x/0"),  # no other host
+        ("http://h/models//a/b", "/models//a/x/0", "/models//a/b/x/0"),
+        ("http://h/a/?token=t#r=a", "/a/x/0?token=t", "/a/x/0?token=t"),
+        ("http://h", "/x/0", "/x/0"),
+    ],
+)
+def test_what_lies_beside_and_below_an_address(url, beside, below):
+    address = Address.of(url)
+    for found, target in ((address.beside("x/0"), beside), (address.below("x/0"), below)):
+        assert (found.host, found.target, found.fragment) == ("h", target, "")
+
+
+@pytest.mark.parametrize(
+    ("query", "same"),
+    [
+        ("X-Amz-Date=2&X-Amz-Signature=b&X-Amz-Security-Token=u", "X-Amz-Date=1&X-Amz-Signature=a"),
+        ("Expires=2&Signature=b&Key-Pair-Id=k", "Expires=1&Signature=a&Key-Pair-Id=k"),
+        ("sv=1&se=2&sig=b&id=3", "sv=1&se=1&sig=a&id=3"),
+        ("token=a", ""),
+    ],
+)
+def test_two_signatures_of_a_url_name_the_same_file(query, same):
+    one, two = (Address.of(f"https://h/m.bin?{text}") for text in (query, same))
+    assert one.unsigned == two.unsigned
+
+
+@pytest.mark.parametrize("query", ["id=2", "se=2", "versionId=2", "file=signature"])
+def test_another_query_may_name_another_file(query):
+    one, two = (Address.of(f"https://h/m.bin?{text}") for text in (query, "id=1"))
+    assert one.unsigned != two.unsigned
+
+
+@pytest.mark.parametrize(
+    ("location", "target"),
+    [
+        ("/mod\xc3\xa8le", "/mod%C3%A8le"),  # UTF-8, as http.client reads it
+        ("/mod\xe8le", "/mod%E8le"),
+        ("/mod%C3%A8le?a=b c", "/mod%C3%A8le?a=b%20c"),
+        ("next", "/a/next"),
+        ("//other/x", "/x"),
+    ],
+)
+def test_where_a_redirect_leads(location, target):
+    assert Address.of("http://h/a/b").redirected(location).target == target
+
+
+@pytest.mark.parametrize(
     ("query", "also"),
     [
         ("", ""),

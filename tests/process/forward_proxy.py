@@ -1,0 +1,87 @@
+"""An HTTP proxy as companies have them: it tunnels to port numbers, and passes plain HTTP on."""
+
+import re
+import socket
+import threading
+
+from process.plain_server import RawServer
+
+__all__ = ["ForwardProxy"]
+
+
+class ForwardProxy(RawServer):
+    """Leads every host to this machine, whatever its name.
+
+    Args:
+        login: what it wants as `Proxy-Authorization`; nothing if not given.
+        refusal: the status line it answers with instead of leading anywhere.
+    """
+
+    def __init__(self, login=None, refusal=None):
+        self.asked = []
+        """First lines of requests."""
+        self._login = login
+        self._refusal = refusal
+        super().__init__(self._lead)
+
+    def _lead(self, sock):
+        head = _head(sock)
+        first = head.partition(b"\r\n")[0].decode()
+        self.asked.append(first)
+        found = re.search(rb"(?im)^proxy-authorization: (.*)\r$", head)
+        if self._login is not None and (found is None or found[1].decode() != self._login):
+            sock.sendall(b"HTTP/1.1 407 Who are you\r\nContent-Length: 0\r\n\r\n")
+            return
+        if self._refusal is not None:
+            sock.sendall(f"HTTP/1.1 {self._refusal}\r\nContent-Length: 0\r\n\r\n".encode())
+            return
+        method, target, _ = first.split(" ")
+        port = int(re.search(r":(\d+)(?:/|$)", target)[1])
+        with socket.create_connection(("127.0.0.1", port)) as there:
+            if method == "CONNECT":
+                sock.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+            else:
+                there.sendall(_direct(head))
+            back = threading.Thread(target=_copy, args=(there, sock))
+            back.start()
+            _copy(sock, there, _direct if method != "CONNECT" else None, self.asked)
+            back.join()
+
+
+def _direct(head):
+    """The head of a request for the server itself."""
+    return re.sub(rb"^(\w+) http://[^/]*", rb"\1 ", head)
+
+
+def _head(sock):
+    head = b""
+    while not head.endswith(b"\r\n\r\n"):
+        data = sock.recv(1)
+        if not data:
+            return head
+        head += data
+    return head
+
+
+def _copy(source, target, change=None, asked=None):
+    """All that comes; of a client that asks plainly, request for request."""
+    try:
+        if change is None:
+            while data := source.recv(65_536):
+                target.sendall(data)
+        else:
+            while head := _head(source):
+                asked.append(head.partition(b"\r\n")[0].decode())
+                target.sendall(change(head))
+                left = int((re.search(rb"(?i)content-length: (\d+)", head) or [0, 0])[1])
+                while left and (data := source.recv(min(left, 65_536))):
+                    target.sendall(data)
+                    left -= len(data)
+    except OSError:
+        pass
+    finally:
+        for sock in (source, target):
+            try:
+                sock.shutdown(socket.SHUT_RDWR)
+            except OSError:
+                pass
