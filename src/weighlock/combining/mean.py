@@ -63,8 +63,9 @@ def mean(
     Raises:
         CombineError: shapes, dtypes, names, numbers or weights are refused; names contributor and
             tensor.
-        SourceError, TransferError: a contributor could not be read.
-        FormatError: a contributor is broken.
+        SourceError, TransferError, RemoteProtocolError: a contributor could not be read.
+        FormatError, LimitExceeded: a contributor is broken, or asks for too much.
+        TypeError: there is no such option, or a contributor is none.
         DiskError: the result could not be written.
         Nothing is left behind then, and `out` is as it was.
     """

@@ -1,1 +1,1 @@
-"""The side that dials: fetching, streaming, and what to ask for next."""
+"""The side that dials: fetching, streaming, pushing, and what to ask for next."""

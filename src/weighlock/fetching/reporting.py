@@ -168,7 +168,8 @@ def done(obj: object, *, registry: Registry | None = None) -> None:
         registry: the types to look into; the default one if not given.
 
     Raises:
-        TransferError: an owner that waits for this receiver could not be told.
+        TransferError, RemoteProtocolError: an owner that waits for this receiver could not be told.
+        SourceChanged: it is over, as its owner changed what it offered.
     """
     for source in set(_sources(obj, DEFAULT if registry is None else registry)):
         if source.ticket is None or Address.of(source.ticket).holder is None:

@@ -47,8 +47,9 @@ def open_catalog(
 
     Raises:
         FormatError: it is not in a format that can be read, or contradicts itself.
+        LimitExceeded: it asks for more than `limits` allow.
         SourceError: it could not be read.
-        TransferError: it is behind a URL, and could not be had.
+        TransferError, RemoteProtocolError: it is behind a URL, and could not be had.
     """
     limits = limits or Limits()
     return with_nested(_open(target, limits, access, verify), limits, open_source)

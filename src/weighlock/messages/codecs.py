@@ -156,7 +156,7 @@ def register_dataclass(kind: type[T], *, name: str, registry: Registry = DEFAULT
 
 
 def register_enum(kind: type[E], *, name: str, registry: Registry = DEFAULT) -> type[E]:
-    """Let members of an enum travel in messages, by name. Returns the class."""
+    """Let members of an enum travel in messages, by name, flags by value. Returns the class."""
     return registry.register_enum(kind, name=name)
 
 

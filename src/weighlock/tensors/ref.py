@@ -82,6 +82,13 @@ class TensorRef:
 
         Returns:
             The array; `out`, seen as an array, where it was given. F6 comes as packed bytes.
+
+        Raises:
+            SourceError: it cannot be read; `SourceChanged` if its file is another one now.
+            TransferError: it lies behind a URL, and could not be had.
+            LayoutError: it has no whole bytes, or `out` does not fit.
+            LimitExceeded: it repeats its elements more often than was allowed at opening.
+            SpoolClosed: the spool it lay in is gone.
         """
         self.check_whole()
         if out is None:

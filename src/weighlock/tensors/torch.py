@@ -1,4 +1,4 @@
-"""Torch tensors as refs, as targets and as results. The only module that imports torch.
+"""Torch tensors as refs, as targets and as results. Imports torch, as `weighlock.torch` does.
 
 It does so inside functions: whoever has no torch never pays for it. Knows tensors and their
 peculiarities (devices, conjugation, subclasses); not files.

@@ -1,1 +1,1 @@
-"""What both directions of a transfer use: the virtual file, its digests, landings, aborting."""
+"""What both directions of a transfer use: the virtual file, its digests, landings, rates."""

@@ -80,7 +80,7 @@ class Contents:
         self._scratch: Scratch | None = None
         self._laid_down: dict[int, FilePart] = {}
         self._closing = False
-        """Gathering ends, which holds the lock meanwhile."""
+        """Who gathers is to stop: it holds the lock, and whoever closes waits for that."""
         self._closed = False
 
     @property
