@@ -14,8 +14,8 @@ from weighlock.abort import Abort
 from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError
 from weighlock.fetching.bases import Base, opened_base
+from weighlock.fetching.file_fetch import FetchOptions, FileFetch
 from weighlock.fetching.gathering import fetch_spread
-from weighlock.fetching.one import How, One
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
 from weighlock.fetching.shards import fetch_sharded
 from weighlock.formats.remote import is_index, is_metadata, noted
@@ -96,15 +96,15 @@ def fetch(
     """
     if out is not None and into is not None:
         raise LocalProtocolError("fetch: pass out= or into=, not both")
-    how = How(
-        access,
-        abort or Abort(),
-        connections,
-        None if limit_rate is None else Rate(limit_rate, time.monotonic),
-        verify,
-        durable,
-        limits or Limits(),
-        force,
+    how = FetchOptions(
+        access=access,
+        abort=abort or Abort(),
+        connections=connections,
+        rate=None if limit_rate is None else Rate(limit_rate, time.monotonic),
+        verify=verify,
+        durable=durable,
+        limits=limits or Limits(),
+        force=force,
     )
     patterns = (names,) if isinstance(names, str) else names
     with (
@@ -118,7 +118,7 @@ def fetch(
             return fetch_spread(url, out, into, patterns, progress, how)
         with closing(how.open(url)) as source:
             with Reporting(source, receiver, progress) as reporting:
-                one = One(source, patterns, opened, how)
+                one = FileFetch(source, patterns, opened, how)
                 fetched = one.fetch(out, into, reporting.told)
             if reporting.unconfirmed:
                 fetched = fetched.noted(UNCONFIRMED)

@@ -18,7 +18,7 @@ from weighlock.tensors.convert import as_ref
 if TYPE_CHECKING:
     import os
 
-    from weighlock.fetching.one import How
+    from weighlock.fetching.file_fetch import FetchOptions
     from weighlock.tensors.arrays import Array
     from weighlock.tensors.ref import TensorRef
 
@@ -36,7 +36,7 @@ Names: TypeAlias = Sequence[str] | Callable[[Catalog], Catalog]
 """Glob patterns, or what chooses from a catalog."""
 
 
-def open_spread(url: str, how: "How") -> Catalog:
+def open_spread(url: str, how: "FetchOptions") -> Catalog:
     """The catalog of what lies in files beside the one that a URL names."""
     return open_url(
         url, how.limits, open_source, access=how.access, verify=how.verify, abort=how.abort
@@ -49,7 +49,7 @@ def fetch_spread(
     into: "str | os.PathLike[str] | Spool | None",
     names: "Names | None",
     tell: Callable[[int, int], None] | None,
-    how: "How",
+    how: "FetchOptions",
 ) -> Catalog:
     """A distributed checkpoint: its whole tensors, put together as they are read."""
     with open_spread(url, how) as whole:
@@ -63,7 +63,7 @@ def gather(
     chosen: Catalog,
     out: object | None,
     into: "str | os.PathLike[str] | Spool | None",
-    how: "How",
+    how: "FetchOptions",
     tell: Callable[[int, int], None] | None,
     *,
     strict: bool,
@@ -102,7 +102,7 @@ def gather(
 def save_chosen(
     into: "str | os.PathLike[str] | Spool",
     chosen: Catalog,
-    how: "How",
+    how: "FetchOptions",
     tell: Callable[[int, int], None] | None,
 ) -> Catalog:
     """Copy tensors that do not lie as in a share, one by one."""

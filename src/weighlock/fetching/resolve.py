@@ -17,8 +17,8 @@ from weighlock.disk.place import make_directories
 from weighlock.disk.spool import Spool
 from weighlock.errors import MessageInvalid
 from weighlock.fetching.bases import Base, opened_base
+from weighlock.fetching.file_fetch import FetchOptions, FileFetch
 from weighlock.fetching.filling import check_memory
-from weighlock.fetching.one import How, One
 from weighlock.fetching.reporting import Reporting
 from weighlock.limits import Limits
 from weighlock.messages.codecs import DEFAULT, Registry
@@ -84,7 +84,13 @@ def resolve(
     """
     limits = limits or Limits()
     registry = DEFAULT if registry is None else registry
-    how = How(access, abort or Abort(), connections, durable=durable, limits=limits)
+    how = FetchOptions(
+        access=access,
+        abort=abort or Abort(),
+        connections=connections,
+        durable=durable,
+        limits=limits,
+    )
     found = _Found()
     replace_refs(obj, found.note, registry, limits)
     if into is None:
@@ -102,7 +108,7 @@ def resolve(
         for wanted, source in opened:
             tell = _within(progress, before, wanted.nbytes, found.remote_bytes)
             place = None if into is None else _place(into, wanted.source)
-            one = One(source, wanted.choose, known, how)
+            one = FileFetch(source, wanted.choose, known, how)
             if confirm:
                 with Reporting(source, None, tell) as reporting:
                     catalog = one.fetch(None, place, reporting.told)
@@ -116,7 +122,7 @@ def resolve(
     return replace_refs(obj, kept.value, registry, limits, kept.ref)
 
 
-def _connect(source: "HttpSource | TicketSource", how: How) -> HttpSource:
+def _connect(source: "HttpSource | TicketSource", how: FetchOptions) -> HttpSource:
     if isinstance(source, TicketSource):
         return source.connect(how.access, how.abort)
     # Whoever opened it chose to; it is dialled again, so that it can be aborted and closed.

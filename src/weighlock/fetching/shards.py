@@ -15,10 +15,10 @@ from weighlock.disk.place import Place, make_directories
 from weighlock.disk.spool import Spool
 from weighlock.errors import FormatError, LayoutError, SourceError, WeighlockError
 from weighlock.fetching.bases import is_copy
+from weighlock.fetching.file_fetch import FetchOptions, FileFetch
 from weighlock.fetching.filling import check_memory, into_arrays
 from weighlock.fetching.gathering import choose, open_spread, save_chosen, unmatched
 from weighlock.fetching.landed_shards import LandedShards, in_the_way
-from weighlock.fetching.one import How, One
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.remote import noted
 from weighlock.formats.sharded import INDEX_NAME, Index, read_index
@@ -47,7 +47,7 @@ def fetch_sharded(
     patterns: Sequence[str] | None,
     base: Catalog | None,
     tell: Callable[[int, int], None] | None,
-    how: How,
+    how: FetchOptions,
 ) -> Catalog:
     """A sharded model: to memory, into arrays, or to files, of which the index comes last."""
     with closing(how.open(url)) as first:
@@ -70,7 +70,7 @@ def fetch_sharded(
             there = sum(chosen[name].nbytes for name in names)
             told = _scaled(tell, before, there, total)
             with closing(how.open(Address.of(url).sibling(shard).url)) as source:
-                one = One(source, only(names, shard), base, how)
+                one = FileFetch(source, only(names, shard), base, how)
                 places = None if arrays is None else {name: arrays[name] for name in names}
                 refs.update(one.fetch(places, None, told))
             before += there
@@ -114,7 +114,7 @@ def _fetch_files(
     into: "str | os.PathLike[str] | Spool",
     base: Catalog | None,
     tell: Callable[[int, int], None] | None,
-    how: How,
+    how: FetchOptions,
 ) -> Catalog:
     address = Address.of(url)
     urls = {name: address.sibling(name).url for name in index.shards}
@@ -141,7 +141,7 @@ def _fetch_files(
                 if not landed.is_here(name, source):
                     landed.make_way()
                     with _base_at(target, base, source, how.limits) as mine:
-                        One(source, None, mine, how).fetch(None, target, told).close()
+                        FileFetch(source, None, mine, how).fetch(None, target, told).close()
                     landed.add(name, source)
                 elif told is not None:
                     told(1, 1)
@@ -160,7 +160,7 @@ def _check_names(index: Index, url: str) -> None:
             )
 
 
-def _is_here(path: str, index: Index, urls: Mapping[str, str], how: How) -> bool:
+def _is_here(path: str, index: Index, urls: Mapping[str, str], how: FetchOptions) -> bool:
     """Whether the whole model lies there already, as its digests prove."""
     try:
         with closing(FileSource(path)) as there:
@@ -188,7 +188,7 @@ def _base_at(
         yield mine
 
 
-def _size_of_all(urls: Mapping[str, str], how: How) -> int:
+def _size_of_all(urls: Mapping[str, str], how: FetchOptions) -> int:
     total = 0
     for shard in urls.values():
         with closing(how.open(shard)) as source:
@@ -202,14 +202,14 @@ def _to_spool(
     spool: Spool,
     base: Catalog | None,
     tell: Callable[[int, int], None] | None,
-    how: How,
+    how: FetchOptions,
 ) -> "dict[str, Lease]":
     landed: dict[str, Lease] = {}
     before = 0
     for name, shard in urls.items():
         with closing(how.open(shard)) as source:
             told = _scaled(tell, before, source.size, total)
-            landed[name] = One(source, None, base, how).to_spool(spool, told)
+            landed[name] = FileFetch(source, None, base, how).to_spool(spool, told)
             before += source.size
     return landed
 

@@ -13,10 +13,10 @@ from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.errors import Aborted, SourceError
+from weighlock.fetching.file_fetch import FetchOptions
 from weighlock.fetching.filling import into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, open_spread
 from weighlock.fetching.moving import Progress
-from weighlock.fetching.one import How
 from weighlock.fetching.reporting import Reporting
 from weighlock.fetching.shards import only, shards_of
 from weighlock.formats.detect import open_catalog
@@ -75,7 +75,9 @@ def stream(
         LimitExceeded: it asks for more than `limits` allow.
     """
     own = Abort()
-    how = How(access, own, connections, None, verify, True, limits or Limits())
+    how = FetchOptions(
+        access=access, abort=own, connections=connections, verify=verify, limits=limits or Limits()
+    )
     patterns = (names,) if isinstance(names, str) else names
     stop = abort or Abort()
     if is_metadata(url):
@@ -91,7 +93,9 @@ def stream(
             yield from _one_file(Address.of(url).sibling(shard).url, only(held, shard), how, stop)
 
 
-def _spread(url: str, names: Sequence[str] | None, how: How) -> Iterator[tuple[str, Array]]:
+def _spread(
+    url: str, names: Sequence[str] | None, how: FetchOptions
+) -> Iterator[tuple[str, Array]]:
     """Tensors in chunks, each put together when it is asked for."""
     with open_spread(url, how) as whole:
         for name, ref in choose(whole, names).items():
@@ -99,7 +103,9 @@ def _spread(url: str, names: Sequence[str] | None, how: How) -> Iterator[tuple[s
             yield name, ref.load()
 
 
-def _one_file(url: str, names: Names | None, how: How, abort: Abort) -> Iterator[tuple[str, Array]]:
+def _one_file(
+    url: str, names: Names | None, how: FetchOptions, abort: Abort
+) -> Iterator[tuple[str, Array]]:
     with closing(how.open(url)) as source:
         catalog = open_catalog(source, how.limits)
         chosen = choose(catalog, names)
@@ -111,7 +117,7 @@ def _one_file(url: str, names: Names | None, how: How, abort: Abort) -> Iterator
             )
         with Reporting(source) as reporting:
             progress = Progress(chosen.nbytes, reporting.told)
-            yield from _Prefetched(source, batches, how, abort, how.abort, progress)
+            yield from _Prefetched(source, batches, how, abort, progress)
         reporting.warn_if_unconfirmed()
 
 
@@ -122,15 +128,14 @@ class _Prefetched:
         self,
         source: HttpSource,
         batches: list[list[TensorRef]],
-        how: How,
+        how: FetchOptions,
         abort: Abort,
-        own: Abort,
         progress: Progress,
     ) -> None:
         self._source = source
         self._how = how
         self._abort = abort
-        self._own = own
+        self._own = how.abort
         self._progress = progress
         self._wanted = batches
         # One slot: the thread fetches a batch, and waits with it until the one before is taken.

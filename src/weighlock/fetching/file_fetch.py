@@ -38,11 +38,11 @@ from weighlock.transfer.rate import Rate
 if TYPE_CHECKING:
     import os
 
-__all__ = ["How", "One"]
+__all__ = ["FetchOptions", "FileFetch"]
 
 
-@dataclass(frozen=True, slots=True)
-class How:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FetchOptions:
     """What every file of one fetch has in common."""
 
     access: Access | None = None
@@ -82,7 +82,7 @@ class How:
         return count
 
 
-class One:
+class FileFetch:
     """The fetch of one file.
 
     Args:
@@ -97,7 +97,7 @@ class One:
         source: HttpSource,
         names: "Names | None",
         base: Catalog | None,
-        how: How,
+        how: FetchOptions,
     ) -> None:
         self._source = source
         self._names = names
