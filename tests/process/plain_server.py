@@ -88,7 +88,7 @@ class PlainServer:
             def do_GET(self):
                 server._answer(self)
 
-            do_HEAD = do_POST = do_GET
+            do_HEAD = do_POST = do_PUT = do_GET
 
             def log_message(self, *arguments):
                 pass

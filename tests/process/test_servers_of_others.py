@@ -266,3 +266,9 @@ def test_a_rate_that_is_none_tells_the_inbox_nothing(tmp_path):
         with pytest.raises(weighlock.errors.LocalProtocolError):
             weighlock.push(inbox.url_for("a"), ARRAYS, limit_rate=0)
         assert inbox.senders["a"].state is weighlock.State.WAITING
+
+
+def test_a_push_that_is_sent_elsewhere_says_where(server):
+    server.behave = lambda request, _: Reply(308, {"Location": "https://other.example/i/1"})
+    with pytest.raises(RemoteProtocolError, match=r"308.* it leads to https://other\.example/i/"):
+        weighlock.push(server.url("/i/0123456789abcdef0123456789abcdef"), {"a": np.arange(3)})

@@ -20,7 +20,7 @@ from weighlock.errors import (
     SourceChanged,
     SourceError,
 )
-from weighlock.sources.access import Address
+from weighlock.sources.access import Address, shown
 from weighlock.sources.http_client import Connection
 from weighlock.sources.words import printable
 from weighlock.tensors.spec import Span
@@ -107,6 +107,9 @@ def raise_for_status(
             retry_after_s=_retry_after(reply),
             hashed_blocks=told.done if told.error == "hashing" and told.done <= blocks else 0,
         )
+    location = reply.getheader("Location")
+    if 300 <= status < 400 and location:
+        said += f", which is not followed here; it leads to {shown(location)}"
     raise RemoteProtocolError(f"{label}: answered {said}")
 
 
