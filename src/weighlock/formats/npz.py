@@ -17,7 +17,7 @@ from weighlock.tensors.catalog import Beside, Catalog
 
 if TYPE_CHECKING:
     from weighlock.formats.npy import NpyHeader
-    from weighlock.formats.torch_refs import Place
+    from weighlock.formats.torch_refs import StoragePlace
     from weighlock.sources.base import Source
     from weighlock.tensors.ref import TensorRef
 
@@ -88,7 +88,7 @@ def open_npz(source: "Source", limits: Limits, members: dict[str, Member]) -> Ca
     return Catalog(refs, None, source.close, beside=beside)
 
 
-def _header(headers: Heads, member: Member, place: "Place") -> "NpyHeader":
+def _header(headers: Heads, member: Member, place: "StoragePlace") -> "NpyHeader":
     if member.method == DEFLATED:
         return read_header(place.source.read_into, member.size, "its header")
 

@@ -15,7 +15,7 @@ from weighlock.formats.meanings import Storage
 from weighlock.formats.reading_ahead import far, read_ahead
 from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import read_tree
-from weighlock.formats.torch_refs import Place, make_refs
+from weighlock.formats.torch_refs import StoragePlace, make_refs
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.spec import Span
@@ -61,10 +61,10 @@ def open_torch_legacy(source: "Source", limits: Limits | None = None) -> Catalog
     if end < source.size:
         notes = (*notes, f"{source.size - end:,} bytes follow: only the first save in it is read")
 
-    def place_of(storage: Storage) -> Place:
+    def place_of(storage: Storage) -> StoragePlace:
         whole = places[storage.key]
         start = whole.offset + storage.first * storage.width
-        return Place(source, Span(start, storage.available * storage.width))
+        return StoragePlace(source, Span(start, storage.available * storage.width))
 
     refs, unreadable = make_refs(
         tree.tensors, place_of, swap=False, label=source.label, limits=limits

@@ -27,10 +27,10 @@ from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 from weighlock.tensors.stored import Readable, StoredRef
 
-__all__ = ["Place", "check_size", "make_refs"]
+__all__ = ["StoragePlace", "check_size", "make_refs"]
 
 
-class Place(NamedTuple):
+class StoragePlace(NamedTuple):
     """Where the bytes of a storage lie."""
 
     source: Readable
@@ -39,7 +39,7 @@ class Place(NamedTuple):
 
 def make_refs(
     tensors: Mapping[str, Meaning],
-    place_of: Callable[[Storage], Place],
+    place_of: Callable[[Storage], StoragePlace],
     *,
     swap: bool,
     label: str,
@@ -78,16 +78,16 @@ def make_refs(
     return refs, unreadable
 
 
-def _with_inline(place_of: Callable[[Storage], Place]) -> Callable[[Storage], Place]:
+def _with_inline(place_of: Callable[[Storage], StoragePlace]) -> Callable[[Storage], StoragePlace]:
     """Finds storages whose bytes lie in the pickle, too; one source for each."""
     sources: dict[int, BytesSource] = {}
 
-    def found(storage: Storage) -> Place:
+    def found(storage: Storage) -> StoragePlace:
         if storage.data is None:
             return place_of(storage)
         source = sources.setdefault(id(storage.data), BytesSource(storage.data, "the pickle"))
         start = storage.first * storage.width
-        return Place(source, Span(start, storage.available * storage.width))
+        return StoragePlace(source, Span(start, storage.available * storage.width))
 
     return found
 
@@ -128,7 +128,7 @@ def _inline(name: str, meaning: InlineTensor, data: bytes) -> TensorRef:
 def _stored(
     name: str,
     meaning: StoredTensor,
-    place_of: Callable[[Storage], Place],
+    place_of: Callable[[Storage], StoragePlace],
     swap: bool,
     limits: Limits,
 ) -> TensorRef:

@@ -23,7 +23,7 @@ from weighlock.formats.rebuild_stored import view_of
 from weighlock.formats.record_tree import read_tree
 from weighlock.formats.tar_directory import tar_members
 from weighlock.formats.torch_names import TENSOR_CLASSES, canonical, storage_dtype
-from weighlock.formats.torch_refs import Place, make_refs
+from weighlock.formats.torch_refs import StoragePlace, make_refs
 from weighlock.limits import Limits
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.spec import Layout, Span
@@ -67,10 +67,10 @@ def open_torch_tar(source: "Source", limits: Limits | None = None) -> Catalog:
     _resolve(pickle.persistent_ids, storages.found, tensors, source.label)
     tree = read_tree(pickle.value, limits)
 
-    def place_of(storage: Storage) -> Place:
+    def place_of(storage: Storage) -> StoragePlace:
         whole = storages.places.get(storage.key, _NOWHERE)
         start = whole.offset + storage.first * storage.width
-        return Place(source, Span(start, storage.available * storage.width))
+        return StoragePlace(source, Span(start, storage.available * storage.width))
 
     refs, unreadable = make_refs(
         tree.tensors, place_of, swap=False, label=source.label, limits=limits

@@ -15,7 +15,7 @@ from weighlock.formats.inert_pickle import Feed, Pickle, read_pickle
 from weighlock.formats.meanings import Storage
 from weighlock.formats.rebuild import is_module, storage_of
 from weighlock.formats.record_tree import RecordTree, read_tree
-from weighlock.formats.torch_refs import Place, check_size, make_refs
+from weighlock.formats.torch_refs import StoragePlace, check_size, make_refs
 from weighlock.formats.torch_script import (
     CONSTANTS,
     CONSTANTS_DIRECTORY,
@@ -112,7 +112,7 @@ class _Archive:
         self.big_endian = self._byte_order() == "big"
         self.is_script = self.prefix + CONSTANTS in self._members
         self._headers = Heads(source, head_spans(self._storages()))
-        self._places: dict[str, Place] = {}
+        self._places: dict[str, StoragePlace] = {}
 
     def names(self) -> list[str]:
         """The names of all members, without what they begin with in common."""
@@ -129,7 +129,7 @@ class _Archive:
         member = self.member(name)
         return inflated(self._source, member, most_bytes, check_crc=self.has_checksums)
 
-    def place_of(self, storage: Storage) -> Place:
+    def place_of(self, storage: Storage) -> StoragePlace:
         """Where a storage lies; its member must be as long as the pickle says."""
         place = self._places.get(storage.key)
         if place is None:

@@ -12,7 +12,7 @@ import numpy as np
 
 from weighlock.errors import FormatError
 from weighlock.formats.heads import Heads
-from weighlock.formats.torch_refs import Place
+from weighlock.formats.torch_refs import StoragePlace
 from weighlock.formats.zip_directory import DEFLATED, Member, data_span
 from weighlock.sources.inflated import InflatedSource
 from weighlock.tensors.arrays import byte_view, empty
@@ -26,14 +26,14 @@ __all__ = ["check_members", "member_place"]
 _PIECE_BYTES = 4 * 1024 * 1024
 
 
-def member_place(source: "Source", headers: Heads, member: Member) -> Place:
+def member_place(source: "Source", headers: Heads, member: Member) -> StoragePlace:
     """Where a member can be read; its local header has agreed with the directory."""
     span = data_span(headers, member, source.label)
     if member.method != DEFLATED:
-        return Place(source, span)
+        return StoragePlace(source, span)
     label = f"{source.label}: {member.name}"
     unpacked = InflatedSource(source, span.offset, span.length, member.size, label)
-    return Place(unpacked, Span(0, member.size))
+    return StoragePlace(unpacked, Span(0, member.size))
 
 
 def check_members(

@@ -14,7 +14,7 @@ from weighlock.messages.codecs import Registry
 from weighlock.messages.leaves import value_of
 from weighlock.messages.paths import path_of, shown
 from weighlock.messages.table import Tensors
-from weighlock.messages.wire import PLAIN, RAW_BYTES, Kind, Place, kind_of, number_of
+from weighlock.messages.wire import PLAIN, RAW_BYTES, ExtCode, Kind, kind_of, number_of
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
 
@@ -61,7 +61,7 @@ class Build:
                 raise MessageInvalid(f"{len(node):,} bytes stand in the tree, not in a segment")
             return node
         if isinstance(node, list):
-            if node and type(node[0]) is Ext and node[0].code == Place.MARK:
+            if node and type(node[0]) is Ext and node[0].code == ExtCode.MARK:
                 return self._marked(kind_of(node[0]), node)
             return self._list(node)
         if isinstance(node, dict):
@@ -94,11 +94,11 @@ class Build:
 
     def _tensor(self, node: Ext) -> object:
         key = self._steps[-1] if self._steps else None
-        if node.code == Place.ARRAY:
+        if node.code == ExtCode.ARRAY:
             return self._tensors.array(number_of(node), key)
-        if node.code == Place.REF:
+        if node.code == ExtCode.REF:
             return self._tensors.ref(number_of(node), key)
-        if node.code == Place.BYTES:
+        if node.code == ExtCode.BYTES:
             return self._tensors.raw(number_of(node))
         raise MessageInvalid(f"an extension of code {node.code} means nothing")
 

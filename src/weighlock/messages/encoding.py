@@ -19,7 +19,7 @@ from weighlock.limits import Limits
 from weighlock.messages.codecs import Registry, refuse
 from weighlock.messages.leaves import leaf_of
 from weighlock.messages.paths import dotted, path_of
-from weighlock.messages.wire import PLAIN, RAW_BYTES, RAW_NAME, Kind, Place, mark, tensor_node
+from weighlock.messages.wire import PLAIN, RAW_BYTES, RAW_NAME, ExtCode, Kind, mark, tensor_node
 from weighlock.tensors.arrays import SlicedArray, byte_view, empty
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
@@ -98,9 +98,9 @@ class Walk:
             self._steps.pop()
             return node
         if isinstance(value, TensorRef):
-            return self._tensor(value, value, Place.REF)
+            return self._tensor(value, value, ExtCode.REF)
         if is_tensor(value):
-            return self._tensor(value, None, Place.REF)
+            return self._tensor(value, None, ExtCode.REF)
         return self._leaf(value)
 
     def _leaf(self, value: object) -> list[object]:
@@ -189,12 +189,12 @@ class Walk:
             spec = TensorSpec(RAW_NAME, "U8", (len(value),))  # type: ignore[arg-type]
             number = self._numbers[id(value)] = self._add(value, Row(RAW_NAME, spec, None, 0))
             self.segments.append(memoryview(value))
-        return tensor_node(Place.BYTES, number)
+        return tensor_node(ExtCode.BYTES, number)
 
     def _array(self, array: "np.ndarray[Any, Any]") -> object:
-        return self._tensor(array, None, Place.ARRAY)
+        return self._tensor(array, None, ExtCode.ARRAY)
 
-    def _tensor(self, value: object, ref: TensorRef | None, place: Place) -> Ext:
+    def _tensor(self, value: object, ref: TensorRef | None, code: ExtCode) -> Ext:
         if self._hashing:
             raise CodecRefused("tensors cannot be keys or in sets", path=path_of(self._steps))
         key = self._steps[-1] if self._steps else None
@@ -208,7 +208,7 @@ class Walk:
         except FormatError as error:
             raise CodecRefused(str(error), path=path_of(self._steps)) from error
         rides_along = self.rows[number].owner is None
-        return tensor_node(place if rides_along else Place.REF, number)
+        return tensor_node(code if rides_along else ExtCode.REF, number)
 
     def _add(self, value: object, row: Row) -> int:
         self._alive.append(value)

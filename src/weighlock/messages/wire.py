@@ -23,8 +23,8 @@ __all__ = [
     "RAW_BYTES",
     "RAW_NAME",
     "Envelope",
+    "ExtCode",
     "Kind",
-    "Place",
     "join",
     "mark",
     "number_of",
@@ -75,7 +75,7 @@ class Kind(IntEnum):
     REGISTERED = 16
 
 
-class Place(IntEnum):
+class ExtCode(IntEnum):
     """The codes of extensions: a mark, or a row of the table of tensors, and what it becomes."""
 
     MARK = 1
@@ -84,7 +84,7 @@ class Place(IntEnum):
     BYTES = 4
 
 
-_MARKS = {kind: Ext(Place.MARK.value, bytes([kind])) for kind in Kind}
+_MARKS = {kind: Ext(ExtCode.MARK.value, bytes([kind])) for kind in Kind}
 _KINDS = {bytes([kind]): kind for kind in Kind}
 
 
@@ -102,9 +102,9 @@ def kind_of(node: Ext) -> Kind:
     return kind
 
 
-def tensor_node(place: Place, number: int) -> Ext:
+def tensor_node(code: ExtCode, number: int) -> Ext:
     """A row of the table, where a tensor stood."""
-    return Ext(place.value, number.to_bytes(_width(number), "big"))
+    return Ext(code.value, number.to_bytes(_width(number), "big"))
 
 
 def number_of(node: Ext) -> int:
