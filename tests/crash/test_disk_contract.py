@@ -122,6 +122,12 @@ def test_an_insert_that_is_not_of_whole_blocks_changes_nothing(disk, file, tmp_p
     assert (tmp_path / "file").read_bytes() == b"bytes"
 
 
+def test_an_insert_that_fails_is_told_from_one_that_cannot_be():
+    """Who is told that it cannot be copies what is there, which a failure may have torn."""
+    with pytest.raises(OSError, match="Bad file descriptor"):
+        PosixDisk().insert(-1, 0, 4096)
+
+
 def test_a_rename_replaces(disk, directory, file, tmp_path):
     (tmp_path / "other").write_bytes(b"other")
     disk.write(file, memoryview(b"bytes"), 0)

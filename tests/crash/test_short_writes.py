@@ -6,6 +6,7 @@ or raises.
 
 import errno
 import json
+import os
 import signal
 
 import numpy as np
@@ -13,7 +14,7 @@ import pytest
 
 import weighlock
 from crash.disks import Around, HalfDisk, NamedDisk, PlainDisk
-from crash.saves import NEW, SINGLE, WAYS, beside, copied, put_old, seen
+from crash.saves import NEW, SINGLE, WAYS, beside, copied, cramped, put_old, seen
 from weighlock.disk.effects import PosixDisk
 from weighlock.errors import DiskError
 
@@ -70,6 +71,59 @@ def test_a_copy_that_stops_working_halfway_is_completed_by_writing(tmp_path, no_
     copied(tmp_path / "model", disk)
     assert disk.calls == 2
     assert seen(tmp_path / "model") == "new"
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """Has the system answer every read of a file by `reads(how)(fd, buffer, offset)`."""
+    real = os.preadv
+
+    def change(how):
+        def pread(fd, count, offset):
+            buffer = bytearray(count)
+            return bytes(buffer[: how(real, fd, memoryview(buffer), offset)])
+
+        def preadv(fd, buffers, offset):
+            return how(real, fd, memoryview(buffers[0]), offset)
+
+        monkeypatch.setattr(os, "pread", pread)
+        monkeypatch.setattr(os, "preadv", preadv)
+
+    return change
+
+
+def test_reads_that_give_half_are_completed_when_the_data_is_moved(
+    tmp_path, no_leaks, reads, monkeypatch
+):
+    """For a header that outgrew its room, where the file system neither inserts nor copies."""
+
+    def half(real, fd, buffer, offset):
+        return real(fd, [buffer[: (len(buffer) + 1) // 2]], offset)
+
+    reads(half)
+    cramped(tmp_path / "model", PlainDisk())
+    monkeypatch.undo()
+    assert seen(tmp_path / "model") == "new"
+
+
+def test_data_that_cannot_be_read_back_when_it_is_moved_is_an_error_of_ours(
+    tmp_path, no_leaks, reads, monkeypatch
+):
+    def broken(real, fd, buffer, offset):
+        raise OSError(errno.EIO, os.strerror(errno.EIO))
+
+    def empty(real, fd, buffer, offset):
+        return 0
+
+    path = tmp_path / "model"
+    put_old(path)
+    for how, error in ((broken, DiskError), (empty, weighlock.errors.ShortRead)):
+        reads(how)
+        with pytest.raises(error, match="model"):
+            cramped(path, PlainDisk())
+        monkeypatch.undo()
+        assert seen(path) == "old"
+        assert beside(path) == []
 
 
 def test_progress_counts_every_byte_once_when_a_copy_stops_halfway(tmp_path, no_leaks):

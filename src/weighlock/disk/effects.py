@@ -23,6 +23,10 @@ _NO_UNNAMED = {errno.EOPNOTSUPP, errno.EISDIR, errno.ENOENT, errno.EINVAL}
 _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPERM}
 """How file systems say that they cannot copy between these two files by themselves."""
 
+_NO_INSERT = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
+"""How file systems say that they cannot shift what a file holds. Any other error may have come in
+the midst of it: what the file holds then is not known."""
+
 _FALLOC_FL_INSERT_RANGE = 0x20
 """From linux/falloc.h."""
 
@@ -164,7 +168,12 @@ class PosixDisk:
         if fallocate is None:
             return False
         arguments = ctypes.c_int64(offset), ctypes.c_int64(count)
-        return bool(fallocate(fd, _FALLOC_FL_INSERT_RANGE, *arguments) == 0)
+        if fallocate(fd, _FALLOC_FL_INSERT_RANGE, *arguments) == 0:
+            return True
+        number = ctypes.get_errno()
+        if number in _NO_INSERT:
+            return False
+        raise OSError(number, os.strerror(number))
 
     def sync(self, fd: int) -> None:
         full = getattr(fcntl, "F_FULLFSYNC", None)

@@ -4,7 +4,6 @@ Knows where tensors go in the file and how their bytes get there; that the file 
 not at all is `disk.atomic`'s.
 """
 
-import os
 import threading
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING
@@ -14,7 +13,7 @@ import numpy as np
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.lease import SpoolFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import LayoutError, LocalProtocolError
+from weighlock.errors import LayoutError, LocalProtocolError, ShortRead
 from weighlock.formats.finishing import Finish
 from weighlock.formats.placement import Placement, Planned, Streamed
 from weighlock.formats.safetensors import check_metadata
@@ -29,6 +28,8 @@ from weighlock.tensors.stored import StoredRef
 from weighlock.tensors.torch import TorchRef
 
 if TYPE_CHECKING:
+    import os
+
     from weighlock.disk.effects import Disk
     from weighlock.tensors.catalog import Catalog
 
@@ -334,12 +335,20 @@ class _Gathered:
 
 
 def _move(source: AtomicFile, start: int, target: AtomicFile, offset: int, count: int) -> None:
-    fd = source.descriptor()
     target.reserve(offset + count)
-    done = target.copy(fd, start, offset, count)
-    for first in range(done, count, PIECE_BYTES):
-        piece = os.pread(fd, min(PIECE_BYTES, count - first), start + first)
-        target.write(offset + first, memoryview(piece))
+    done = target.copy(source.descriptor(), start, offset, count)
+    buffer = byte_view(empty((min(PIECE_BYTES, count - done),), np.dtype(np.uint8)))
+    while done < count:
+        piece = buffer[: count - done]
+        if not source.read_into(start + done, piece):
+            raise ShortRead(
+                f"{target.path}: what was written for it ends before byte "
+                f"{start + done + len(piece):,}",
+                wanted=count,
+                got=done,
+            )
+        target.write(offset + done, piece)
+        done += len(piece)
 
 
 def _runs(placed: list[tuple[int, TensorRef]]) -> Iterable[tuple[int, list[TensorRef]]]:
