@@ -1,6 +1,7 @@
 """Files that are taken up again: whose may be adopted, and what is left when."""
 
 import contextlib
+import errno
 import os
 import subprocess
 import sys
@@ -8,9 +9,10 @@ import sys
 import pytest
 from unit_samples import descriptors_of, quick_collections
 
+from weighlock.disk.effects import PosixDisk
 from weighlock.disk.owner import NOBODY, Owner, owner_of, temporary_name
 from weighlock.disk.resumable import ResumableFile
-from weighlock.errors import DiskError
+from weighlock.errors import DiskError, NotDurable
 
 __all__ = ["quick_collections"]  # a fixture of this module
 
@@ -102,6 +104,91 @@ def test_nothing_more_can_be_written_to_what_was_kept(path):
 
 def test_nothing_is_kept_of_a_file_nobody_wrote_to(path):
     make(path).keep()
+    assert beside(path) == []
+
+
+class Failing(PosixDisk):
+    """The machine's disk, whose n-th call of one operation ends with an error, done or not."""
+
+    def __init__(self, operation, error, *, n=1, done=False):
+        real = getattr(self, operation)
+        left = iter([False] * (n - 1) + [True])
+
+        def call(*arguments):
+            fails = next(left, False)
+            result = None if fails and not done else real(*arguments)
+            if fails:
+                raise error
+            return result
+
+        setattr(self, operation, call)
+
+
+def refused(number):
+    return OSError(number, os.strerror(number))
+
+
+@pytest.mark.parametrize(
+    ("operation", "error", "is_done"),
+    [
+        ("rename", refused(errno.EBUSY), False),
+        ("rename", refused(errno.EISDIR), False),
+        ("rename", KeyboardInterrupt(), False),
+        ("rename", KeyboardInterrupt(), True),
+        ("sync", KeyboardInterrupt(), False),
+        ("sync", KeyboardInterrupt(), True),
+        ("close", KeyboardInterrupt(), True),
+    ],
+)
+def test_what_could_not_be_put_in_place_is_kept(path, operation, error, is_done):
+    path.write_bytes(b"old")
+    file = ResumableFile(path, disk=Failing(operation, error, done=is_done))
+    file.write(0, memoryview(b"abc"))
+    with pytest.raises((DiskError, KeyboardInterrupt)):
+        file.commit()
+    if operation == "rename" and is_done:
+        assert not file.keep()  # it came when all was done
+        assert (path.read_bytes(), beside(path)) == (b"abc", [])
+        return
+    assert file.keep()
+    assert file.keep()
+    file.discard()  # what was left is nobody's by now
+    assert path.read_bytes() == b"old"
+    again = make(path)
+    assert content_of(again) == b"abc"
+    again.commit()
+    assert (path.read_bytes(), beside(path)) == (b"abc", [])
+
+
+@pytest.mark.parametrize("operation", ["sync", "close"])
+def test_what_the_system_lost_is_not_kept(path, operation):
+    """The pages are gone: what the file holds now is not what was written."""
+    path.write_bytes(b"old")
+    file = ResumableFile(path, disk=Failing(operation, refused(errno.EIO), done=True))
+    file.write(0, memoryview(b"abc"))
+    with pytest.raises(DiskError) as caught:
+        file.commit()
+    assert caught.value.errno == errno.EIO
+    assert not file.keep()
+    assert (path.read_bytes(), beside(path)) == (b"old", [])
+
+
+def test_a_file_in_place_is_not_kept_beside_it(path):
+    file = ResumableFile(path, disk=Failing("sync", refused(errno.EIO), n=2))
+    file.write(0, memoryview(b"abc"))
+    with pytest.raises(NotDurable, match="is in place"):
+        file.commit()
+    assert not file.keep()
+    assert (path.read_bytes(), beside(path)) == (b"abc", [])
+
+
+def test_what_is_forgotten_is_kept(path):
+    file = make(path)
+    file.write(0, memoryview(b"abc"))
+    del file
+    again = make(path)
+    assert content_of(again) == b"abc"
+    again.discard()
     assert beside(path) == []
 
 
@@ -246,8 +333,6 @@ def test_two_who_come_at_once_do_not_share_a_file(path):
 
 
 def test_who_loses_the_race_for_the_name_begins_anew(path):
-    from weighlock.disk.effects import PosixDisk
-
     class Slow(PosixDisk):
         def rename(self, directory, old, new):
             with contextlib.suppress(FileNotFoundError):

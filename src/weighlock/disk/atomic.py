@@ -71,6 +71,8 @@ class AtomicFile(Lifetime):
         self._lock = threading.RLock()
         self._state = _State.OPEN
         self._users = 0
+        self._is_sound = True
+        """The system has not said that it lost something of what was written."""
         self._fd = -1
         self._temporary: str | None = None
         self._on_signal: CleanupOnSignal | None = None
@@ -80,7 +82,7 @@ class AtomicFile(Lifetime):
             with self._place.errors("cannot be created"):
                 self._create()
         except BaseException:
-            self.discard()
+            self._give_up()
             raise
 
     @property
@@ -97,7 +99,11 @@ class AtomicFile(Lifetime):
     def __del__(self) -> None:
         # A safety net for a file nobody committed or discarded.
         with contextlib.suppress(Exception):
-            self.discard()
+            self._give_up()
+
+    def _give_up(self) -> None:
+        """Nobody is left who could say what shall become of it."""
+        self.discard()
 
     def reserve(self, total_bytes: int) -> None:
         """Raise `NoSpace` now if so many bytes cannot fit, before any work is done for them."""
@@ -222,15 +228,24 @@ class AtomicFile(Lifetime):
         Raises:
             NotDurable: an fsync failed. Only if that was the directory's is the file in place.
         """
-        with self._lock:
-            before, self._state = self._state, _State.COMMITTING
-            if before is not _State.OPEN:
-                self._state = before
-                raise self._over()
+        before = _State.GONE
         try:
+            with self._lock:
+                before, self._state = self._state, _State.COMMITTING
+                if before is not _State.OPEN:
+                    self._state = before
+                    raise self._over()
             self._commit()
+        except BaseException:
+            if before is _State.OPEN:
+                self._failed()
+            raise
         finally:
-            self._let_go()
+            if before is _State.OPEN:
+                self._let_go(_State.COMMITTING)
+
+    def _failed(self) -> None:
+        """It could not be put in place. Unless its name is taken from it here, it goes."""
 
     def discard(self) -> None:
         """Leave no trace. Idempotent; does nothing once `commit` has begun, or in a forked child.
@@ -241,17 +256,18 @@ class AtomicFile(Lifetime):
         if os.getpid() != self._pid:
             self._close()
             return
-        with self._lock:
-            if self._state is not _State.OPEN:
-                return
-        self._let_go()
+        self._let_go(_State.OPEN)
 
-    def _let_go(self) -> None:
-        with self._lock:
-            self._state = _State.GONE
-            if self._users:
-                return
-        self._remove()
+    def _let_go(self, before: _State) -> None:
+        """From that state on it is gone; who still uses it removes it then."""
+        is_idle = False
+        try:
+            with self._lock:
+                if self._state is before:
+                    self._state, is_idle = _State.GONE, not self._users
+        finally:  # a signal that came with the end of the lock does not keep it
+            if is_idle:
+                self._remove()
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
@@ -270,6 +286,10 @@ class AtomicFile(Lifetime):
 
     def _over(self) -> DiskError:
         return DiskError(f"{self.path}: was already committed or discarded")
+
+    @property
+    def _is_open(self) -> bool:
+        return self._state is _State.OPEN
 
     @property
     def _is_gone(self) -> bool:
@@ -321,6 +341,7 @@ class AtomicFile(Lifetime):
             try:
                 self._disk.sync(self._fd)
             except OSError as error:
+                self._is_sound = False
                 raise NotDurable(
                     f"{self.path}: syncing failed: {error.strerror}; what was written is discarded",
                     errno=error.errno,
@@ -332,7 +353,11 @@ class AtomicFile(Lifetime):
                 self._disk.link(self._fd, place.directory, self._temporary)
             # Network file systems report failed writes when the file is closed: before the rename.
             fd, self._fd = self._fd, -1
-            self._disk.close(fd)
+            try:
+                self._disk.close(fd)
+            except OSError:
+                self._is_sound = False
+                raise
             self._disk.rename(place.directory, self._temporary, place.name)
             self._temporary = None
         if self._durable and not self._staged:

@@ -16,7 +16,10 @@ __all__ = ["ResumableFile"]
 
 
 class ResumableFile(AtomicFile):
-    """As `AtomicFile`, but `keep()` leaves what was written for the next attempt.
+    """As `AtomicFile`, but what was written can be left for the next attempt.
+
+    `keep()` leaves it, and so does who forgets it. A `commit()` that fails, be it by a signal,
+    leaves it too, unless the system says that it lost what was written.
 
     Args:
         path: the destination.
@@ -29,6 +32,7 @@ class ResumableFile(AtomicFile):
     ) -> None:
         self.adopted_bytes = 0
         """Length of the file that was taken up; 0 for a new one."""
+        self._is_kept = False
         super().__init__(path, durable=durable, disk=disk)
 
     @property
@@ -42,19 +46,45 @@ class ResumableFile(AtomicFile):
         An empty one is of no use to anybody, and removed.
 
         Returns:
-            Whether it was left.
+            Whether it was left: now, before, or by a `commit` that failed.
         """
-        if os.getpid() != self._pid or self._temporary is None or self._is_gone:
+        if os.getpid() != self._pid:
             return False
-        if not os.fstat(self._fd).st_size:
+        with self._lock:
+            if self._is_open and self._holds_anything():
+                self._hand_on()
             self.discard()
+        return self._is_kept
+
+    def _give_up(self) -> None:
+        self.keep()
+
+    def _failed(self) -> None:
+        if self._is_sound:
+            self._hand_on()
+
+    def _holds_anything(self) -> bool:
+        # By its name: the descriptor may not be there yet, or no more.
+        if self._temporary is None:
             return False
-        name = temporary_name(self._place.name, NOBODY)
-        with contextlib.suppress(OSError):
-            self._disk.rename(self._place.directory, self._temporary, name)
-        self._temporary = None  # so that nothing removes it
-        self.discard()
-        return True
+        try:
+            return os.stat(self._temporary, dir_fd=self._place.directory).st_size > 0
+        except OSError:
+            return False
+
+    def _hand_on(self) -> None:
+        """Leave the file as nobody's."""
+        mine, self._temporary = self._temporary, None  # first, so that nothing removes it
+        if mine is None:
+            return
+        try:
+            name = temporary_name(self._place.name, NOBODY)
+            self._disk.rename(self._place.directory, mine, name)
+        except FileNotFoundError:
+            return  # it is in place, or was taken away
+        except OSError:
+            pass  # it stays this process's, and can be had when that is gone
+        self._is_kept = True
 
     def _create(self) -> None:
         if self._adopt():
