@@ -1,12 +1,14 @@
 """Directories that appear whole or not at all."""
 
 import os
+import signal
 
 import pytest
 from unit_samples import quick_collections
 
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.directory import AtomicDirectory
+from weighlock.disk.effects import PosixDisk
 from weighlock.errors import DiskError, NoSpace
 
 __all__ = ["quick_collections"]  # a fixture of this module
@@ -78,6 +80,60 @@ def test_a_directory_filled_meanwhile_is_kept(path):
     with pytest.raises(DiskError, match="cannot be put in place"):
         write()
     assert names(path) == ["other"]
+    assert names(path.parent) == ["model"]
+
+
+class Interrupted(PosixDisk):
+    """The machine's disk, on which Ctrl-C comes with the end of a rename."""
+
+    def rename(self, directory, old, new):
+        super().rename(directory, old, new)
+        raise KeyboardInterrupt
+
+
+def test_a_signal_just_after_it_was_put_in_place_removes_nothing(path):
+    directory = AtomicDirectory(path, disk=Interrupted())
+    put(directory, "first", b"1")
+    with pytest.raises(KeyboardInterrupt):
+        directory.commit()
+    directory.discard()
+    assert names(path) == ["first"]
+    assert names(path.parent) == ["model"]
+
+
+def test_a_signal_just_after_a_file_was_renamed_inside_leaves_nothing(path):
+    def write():
+        with AtomicDirectory(path, disk=Interrupted()) as directory:
+            put(directory, "first", b"1")
+            directory.rename("first", "second")
+
+    with pytest.raises(KeyboardInterrupt):
+        write()
+    assert names(path.parent) == []
+
+
+ENDED = """
+import os, signal, sys
+from weighlock.disk.directory import AtomicDirectory
+from weighlock.disk.effects import PosixDisk
+
+
+class Ended(PosixDisk):
+    def rename(self, directory, old, new):
+        super().rename(directory, old, new)
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+directory = AtomicDirectory(sys.argv[1], disk=Ended())
+with open(directory.path_of("first"), "w") as file:
+    file.write("1")
+directory.commit()
+"""
+
+
+def test_a_process_told_to_end_just_after_the_rename_removes_nothing(path, run_python):
+    assert run_python(ENDED, path, check=False).returncode == -signal.SIGTERM
+    assert names(path) == ["first"]
     assert names(path.parent) == ["model"]
 
 

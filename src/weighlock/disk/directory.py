@@ -74,9 +74,9 @@ class AtomicDirectory(Lifetime):
 
     def rename(self, old: str, new: str) -> None:
         """Rename a file inside."""
+        self._names.add(new)  # first: a signal that comes with the rename finds it
         with self._place.errors(f"renaming {old} to {new} failed"):
             self._disk.rename(self._inside, old, new)
-            self._names.add(new)
 
     def reserve(self, total_bytes: int) -> None:
         """Raise `NoSpace` now if so many bytes cannot fit."""
@@ -133,7 +133,7 @@ class AtomicDirectory(Lifetime):
             )
 
     def _remove_staging(self) -> None:
-        if self._staging is None:
+        if self._staging is None or not self._is_hidden(self._staging):
             return
         # By the names given out, not by a listing: that would need a descriptor, of which there may
         # be no more.
@@ -141,3 +141,14 @@ class AtomicDirectory(Lifetime):
             with contextlib.suppress(OSError):
                 self._disk.unlink(self._inside, name)
         self._disk.remove_directory(self._place.directory, self._staging)
+
+    def _is_hidden(self, staging: str) -> bool:
+        """Whether what was staged still is: a signal may come just after it was put in place.
+
+        The descriptor then leads into the destination, where nothing may be removed.
+        """
+        try:
+            there = os.stat(staging, dir_fd=self._place.directory, follow_symlinks=False)
+        except OSError:
+            return False
+        return self._inside < 0 or os.path.samestat(there, os.fstat(self._inside))
