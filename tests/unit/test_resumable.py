@@ -210,6 +210,17 @@ def test_what_may_be_a_living_ones_is_left_alone(owner, path):
     assert planted.read_bytes() == b"planted"
 
 
+def test_what_another_machine_may_be_writing_is_left_alone(path, monkeypatch):
+    """Where others may write too, an unknown boot is an earlier one of ours, or a living one."""
+    monkeypatch.setattr("weighlock.disk.judging.LOCAL", frozenset())
+    planted = plant(path, Owner(HERE.pid, HERE.started, "deadbeef"))
+    plant(path, NOBODY, b"let go of")
+    file = make(path)
+    assert content_of(file) == b"let go of"
+    file.discard()
+    assert planted.read_bytes() == b"planted"
+
+
 def test_living_process_keeps_its_file(path):
     script = (
         "import sys; from weighlock.disk.resumable import ResumableFile\n"

@@ -9,9 +9,9 @@ import pytest
 
 import weighlock
 from weighlock.disk.effects import PosixDisk
+from weighlock.disk.judging import judge
 from weighlock.disk.owner import NOBODY, Owner, temporary_name
 from weighlock.disk.spool import PREFIX
-from weighlock.disk.sweep import judge
 from weighlock.errors import DiskError
 
 pytestmark = pytest.mark.usefixtures("no_leaks")

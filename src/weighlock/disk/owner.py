@@ -53,18 +53,6 @@ class Owner:
         found = re.fullmatch(r"(\d{1,10}) (\d{1,20}) ([0-9a-f]{1,64})\n", text, re.ASCII)
         return None if found is None else cls(int(found[1]), found[2], found[3])
 
-    @property
-    def is_dead(self) -> bool:
-        """Whether it provably lives no more. What cannot be known counts as alive."""
-        if self == NOBODY:
-            return True
-        here = Owner.current()
-        if "0" in (self.boot, here.boot):
-            return False
-        if self.boot != here.boot:
-            return True
-        return start_time(self.pid) != self.started
-
 
 NOBODY = Owner(0, "0", "0")
 """Owns what was let go of on purpose."""

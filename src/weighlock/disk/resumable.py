@@ -10,7 +10,9 @@ import os
 
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.effects import Disk
-from weighlock.disk.owner import NOBODY, owner_of, temporary_name
+from weighlock.disk.judging import judge
+from weighlock.disk.mounts import file_system
+from weighlock.disk.owner import NOBODY, Owner, owner_of, start_time, temporary_name
 
 __all__ = ["ResumableFile"]
 
@@ -95,11 +97,7 @@ class ResumableFile(AtomicFile):
 
     def _adopt(self) -> bool:
         directory = self._place.directory
-        found = [
-            name
-            for name in self._disk.names(directory)
-            if (owner := owner_of(name, self._place.name)) is not None and owner.is_dead
-        ]
+        found = [name for name in self._disk.names(directory) if self._is_left_over(name)]
         opened = [(name, self._disk.reopen(directory, name)) for name in found]
         held = [(os.fstat(fd).st_size, name, fd) for name, fd in opened if fd is not None]
         for size, name, fd in sorted(held, reverse=True):
@@ -112,6 +110,21 @@ class ResumableFile(AtomicFile):
                 self._disk.unlink(directory, name)
             self._disk.close(fd)
         return self._fd >= 0
+
+    def _is_left_over(self, name: str) -> bool:
+        """Whether this is what a dead process left of the destination; its lock is asked later."""
+        owner = owner_of(name, self._place.name)
+        if owner is None:
+            return False
+        state, _ = judge(
+            owner,
+            is_locked=False,
+            holds_nothing=False,
+            here=Owner.current(),
+            started=start_time(owner.pid),
+            kind=file_system(self._place.directory),
+        )
+        return state == "dead"
 
     def _renamed(self, name: str, mine: str) -> bool:
         try:
