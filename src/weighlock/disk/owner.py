@@ -89,13 +89,18 @@ def part_owner(name: str) -> Owner | None:
 
 
 def start_time(pid: int) -> str:
-    """Clock ticks from boot to a process's start; "0" if there is no such process."""
+    """Clock ticks from boot to a process's start; "0" if there is no such process, or no more."""
     try:
         with open(f"/proc/{pid}/stat", "rb") as status:
             # The second field is the program's name in brackets and may hold anything.
-            return status.read().rpartition(b")")[2].split()[19].decode()
+            facts = status.read().rpartition(b")")[2].split()
     except OSError:
         return "0"
+    # Dead, and not yet waited for. A main thread that ended before others looks the same, but for
+    # their number.
+    if facts[0] in (b"Z", b"X") and int(facts[17]) <= 1:
+        return "0"
+    return facts[19].decode()
 
 
 def _boot() -> str:
