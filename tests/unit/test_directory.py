@@ -137,6 +137,25 @@ def test_a_process_told_to_end_just_after_the_rename_removes_nothing(path, run_p
     assert names(path.parent) == ["model"]
 
 
+def test_a_forked_child_does_not_lock_what_is_in_place(path):
+    gate, opened = os.pipe()
+    directory = AtomicDirectory(path)
+    pid = os.fork()
+    if pid == 0:
+        os.close(opened)
+        os.read(gate, 1)  # as long as the parent needs
+        os._exit(0)
+    directory.commit()
+    disk = PosixDisk()
+    fd = disk.open_directory(str(path))
+    could_lock = disk.lock(fd)
+    disk.close(fd)
+    os.close(opened)
+    os.waitpid(pid, 0)
+    os.close(gate)
+    assert could_lock
+
+
 def test_it_is_committed_once(path):
     directory = AtomicDirectory(path)
     directory.commit()

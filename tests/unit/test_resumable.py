@@ -373,6 +373,26 @@ def test_forked_child_removes_and_keeps_nothing(path):
     assert path.read_bytes() == b"abc"
 
 
+def test_a_forked_child_does_not_hold_what_its_parent_let_go_of(path):
+    """A lock belongs to the open file, which the child has as well."""
+    gate, opened = os.pipe()
+    file = make(path)
+    file.write(0, memoryview(b"abc"))
+    pid = os.fork()
+    if pid == 0:
+        os.close(opened)
+        os.read(gate, 1)  # as long as the parent needs
+        os._exit(0)
+    file.keep()
+    again = make(path)
+    adopted = again.adopted_bytes
+    again.discard()
+    os.close(opened)
+    os.waitpid(pid, 0)
+    os.close(gate)
+    assert adopted == 3
+
+
 def test_reading_what_was_written(path):
     file = make(path)
     file.write(5, memoryview(b"abc"))

@@ -140,7 +140,7 @@ class Mean(Lifetime):
         opening = Opening(access, verify, self._options.get("limits"))
         with ExitStack() as closing:
             landed = self._landed(opening.open(catalog, label, closing), label, closing)
-            with self._lock, exclusively(self._directory):
+            with self._lock, exclusively(self._directory, self._options.get("abort")):
                 self._check_open()
                 before = self._read(closing)
                 if name is None:
@@ -159,7 +159,8 @@ class Mean(Lifetime):
             CombineError: nothing was added.
             DiskError: the result could not be written.
         """
-        with self._lock, exclusively(self._directory), ExitStack() as closing:
+        abort = options.get("abort", self._options.get("abort"))
+        with self._lock, exclusively(self._directory, abort), ExitStack() as closing:
             self._check_open()
             before = self._read(closing)
             if before is None:

@@ -315,6 +315,9 @@ class AtomicFile(Lifetime):
     def _close(self) -> None:
         fd, self._fd = self._fd, -1
         if fd >= 0:
+            if os.getpid() == self._pid:
+                with contextlib.suppress(OSError):
+                    self._disk.unlock(fd)
             with contextlib.suppress(OSError):
                 self._disk.close(fd)
         self._place.close()

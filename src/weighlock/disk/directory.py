@@ -117,6 +117,9 @@ class AtomicDirectory(Lifetime):
         self._staging = None
         inside, self._inside = self._inside, -1
         if inside >= 0:
+            if os.getpid() == self._pid:
+                with contextlib.suppress(OSError):
+                    self._disk.unlock(inside)
             with contextlib.suppress(OSError):
                 self._disk.close(inside)
         if self._on_signal is not None:

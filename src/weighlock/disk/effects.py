@@ -52,6 +52,9 @@ class Disk(Protocol):
     def lock(self, fd: int) -> bool:
         """Lock a file for this process until it is closed; False if another one has."""
 
+    def unlock(self, fd: int) -> None:
+        """Let go of a lock: forked children have the file open as well, so closing does not."""
+
     def truncate(self, fd: int, size: int) -> None:
         """Give a file that length."""
 
@@ -139,6 +142,9 @@ class PosixDisk:
         except OSError:
             return False
         return True
+
+    def unlock(self, fd: int) -> None:
+        fcntl.flock(fd, fcntl.LOCK_UN)
 
     def truncate(self, fd: int, size: int) -> None:
         os.ftruncate(fd, size)

@@ -329,6 +329,9 @@ class SpoolDirectory:
 
     def _close(self, root: int) -> None:
         descriptors = self._owner, self._inside, root
+        if self._owner >= 0 and os.getpid() == self.pid:
+            with contextlib.suppress(OSError):
+                self.disk.unlock(self._owner)
         self._owner = self._inside = -1
         for fd in descriptors:
             if fd >= 0:

@@ -204,7 +204,10 @@ def _closing(disk: Disk, fd: int | None) -> Iterator[None]:
         yield
     finally:
         if fd is not None and fd >= 0:
-            disk.close(fd)
+            with contextlib.suppress(OSError):
+                disk.unlock(fd)
+            with contextlib.suppress(OSError):  # nothing was written through it
+                disk.close(fd)
 
 
 def _owner_in(directory: int) -> Owner | None:
