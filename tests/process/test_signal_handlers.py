@@ -1,23 +1,31 @@
 """A signal handler uses what its own thread is using: it may save, read or give up, and ends.
 
 A scheduler that takes a machine away says so by a signal, and handlers save a checkpoint then. The
-signal is raised at every line of the module that holds a lock, in a process of its own that is
-ended if it waits for itself.
+signal is raised at every line of the module that holds a lock, or goes through what a handler may
+add to, in a process of its own that is ended if it waits for itself.
 """
 
 import pytest
 
 PROGRAM = """
-import faulthandler, os, signal, sys
+import _weakrefset, faulthandler, os, signal, sys
 import numpy as np
 import weighlock
-from weighlock.disk import atomic
+from weighlock.disk import atomic, living, spool as spools
 from weighlock.formats import sharded
 from weighlock.sources import local
 
 what, path = sys.argv[1:]
 faulthandler.dump_traceback_later(30, exit=True)
-module = {"discard": atomic, "read": local, "open a shard": sharded}[what]
+modules = {
+    "discard": [atomic],
+    "read": [local],
+    "open a shard": [sharded],
+    "land": [spools],
+    "close a spool": [spools],
+    "abort": [spools, living, _weakrefset],
+}[what]
+files = [module.__file__ for module in modules]
 tensors = {"a": np.ones(4), "b": np.ones(4)}
 weighlock.save(path + "/one.safetensors", tensors)
 weighlock.save(path + "/many", tensors, max_shard_bytes=32)
@@ -28,7 +36,7 @@ def at_line(number):
 
     def trace(frame, event, arg):
         nonlocal seen
-        if frame.f_code.co_filename != module.__file__:
+        if frame.f_code.co_filename not in files:
             return None
         if event == "line":
             seen += 1
@@ -63,6 +71,51 @@ def read(name):
         yield
 
 
+def landed():
+    more = []
+    with weighlock.Spool(path + "/spool") as spool:
+        signal.signal(signal.SIGUSR1, lambda *_: more.append(weighlock.save(spool, tensors)))
+        yield
+        catalog = weighlock.save(spool, tensors)
+        yield
+        for found in (catalog, *more):
+            assert found["a"].load().all()
+            found.close()
+        assert spool.used_bytes == 0
+
+
+def closed():
+    spool = weighlock.Spool(path + "/spool")
+    signal.signal(signal.SIGUSR1, lambda *_: spool.close())
+    yield
+    try:
+        weighlock.save(spool, tensors)["a"].load()
+    except weighlock.errors.SpoolClosed:
+        assert spool.closed
+    yield
+    spool.close()
+    assert os.listdir(path + "/spool") == []
+    assert not [fd for fd in os.listdir("/proc/self/fd") if "/spool/" in target_of(fd)]
+
+
+def target_of(fd):
+    try:
+        return os.readlink("/proc/self/fd/" + fd)
+    except OSError:
+        return ""  # of the listing itself
+
+
+def aborted():
+    with weighlock.Spool(path + "/spool") as spool:
+        landings = [spool.file(10) for _ in range(5)]
+        signal.signal(signal.SIGUSR1, lambda *_: landings.append(spool.file(10)))
+        yield
+        spool.abort()
+        yield
+        landings.clear()
+        assert spool.used_bytes == 0
+
+
 lines = 0
 while True:
     lines += 1
@@ -70,6 +123,9 @@ while True:
         "discard": discarded,
         "read": lambda: read("/one.safetensors"),
         "open a shard": lambda: read("/many"),
+        "land": landed,
+        "close a spool": closed,
+        "abort": aborted,
     }[what]()
     next(steps)
     trace, seen = at_line(lines)
@@ -83,7 +139,9 @@ print(lines)
 """
 
 
-@pytest.mark.parametrize("what", ["discard", "read", "open a shard"])
+@pytest.mark.parametrize(
+    "what", ["discard", "read", "open a shard", "land", "close a spool", "abort"]
+)
 def test_a_handler_never_waits_for_the_thread_it_interrupts(what, tmp_path, run_python):
     done = run_python(PROGRAM, what, tmp_path)
     assert int(done.stdout) > 20  # it was raised in the midst of things

@@ -12,6 +12,7 @@ import pytest
 
 import weighlock
 from conftest import open_descriptors
+from weighlock.abort import Abort
 from weighlock.disk.handover import placed
 from weighlock.disk.mounts import file_system
 from weighlock.errors import (
@@ -250,6 +251,21 @@ def test_aborting_ends_landings_and_leaves_what_has_landed(spool):
     again = weighlock.save(spool, WEIGHTS)  # the spool goes on
     assert again["b"].load().sum() == 3
     catalog.close(), again.close()
+
+
+def test_a_spool_whose_landings_cannot_be_told_is_closed_all_the_same(root):
+    spool = weighlock.Spool(root)
+    catalog = weighlock.save(spool, WEIGHTS)
+
+    def fail():
+        raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError), spool.aborting(Abort()) as either, either.waking(fail):
+        spool.close()
+    assert os.listdir(root) == []
+    with pytest.raises(SpoolClosed):
+        catalog["w"].load()
+    catalog.close()
 
 
 def test_a_landing_in_a_spool_that_closes_says_so(root):

@@ -49,6 +49,7 @@ class SpoolFile(AtomicFile):
                 super().__init__(path, durable=False, disk=directory.disk, place=place)
         except OSError as error:
             directory.forget(self._name)
+            directory.check()  # closed by a signal handler meanwhile: say that
             if isinstance(error, DiskError):
                 raise
             raise DiskError(

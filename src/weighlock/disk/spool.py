@@ -14,20 +14,17 @@ import threading
 import warnings
 import weakref
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.disk.lease import Lease, SpoolFile
+from weighlock.disk.living import Living
 from weighlock.disk.mounts import IN_MEMORY, file_system
 from weighlock.disk.owner import Owner
 from weighlock.disk.roots import open_inside, open_root
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import Aborted, DiskError, NoSpace, SpoolClosed
 from weighlock.lifetimes import Lifetime
-
-if TYPE_CHECKING:
-    from weakref import WeakSet
 
 __all__ = ["OWNER_NAME", "PREFIX", "Spool", "SpoolDirectory", "remove_flat"]
 
@@ -71,8 +68,8 @@ class Spool(Lifetime):
         self._directory = SpoolDirectory(os.path.abspath(os.fspath(root)), disk or PosixDisk())
         self._end = weakref.finalize(self, self._directory.end)
         self._abort = Abort()
-        self._landings: WeakSet[SpoolFile] = weakref.WeakSet()
-        self._leases: WeakSet[Lease] = weakref.WeakSet()
+        self._landings: Living[SpoolFile] = Living()
+        self._leases: Living[Lease] = Living()
         kind = self._directory.file_system
         if kind in IN_MEMORY:
             warnings.warn(
@@ -136,7 +133,7 @@ class Spool(Lifetime):
             return
         before, self._abort = self._abort, Abort()
         before.set(reason)
-        for file in list(self._landings):
+        for file in self._landings:
             if file.abort is before:
                 file.discard()
 
@@ -149,10 +146,12 @@ class Spool(Lifetime):
         if os.getpid() != self._directory.pid or self.closed:
             return
         self._directory.closed = True  # first, so that those it ends know why
-        self.abort("its spool was closed")
-        self._end()
-        for lease in list(self._leases):
-            lease.shut()
+        try:
+            self.abort("its spool was closed")
+        finally:
+            self._end()
+            for lease in self._leases:
+                lease.shut()
 
     @contextlib.contextmanager
     def aborting(self, abort: Abort) -> Iterator[Abort]:
@@ -188,7 +187,11 @@ class SpoolDirectory:
         self.pid = os.getpid()
         self.closed = False
         self._over = False
-        self._lock = threading.Lock()
+        # Reentrant: a signal handler may land something, or close the spool, while its own thread
+        # is landing. Descriptors that are in use then are closed when they no longer are.
+        self._lock = threading.RLock()
+        self._adding = 0
+        self._is_ended = False
         self._sizes: dict[str, int] = {}
         self._root = self._inside = self._owner = -1
         self.path = root
@@ -276,7 +279,13 @@ class SpoolDirectory:
         with self._lock:
             if self.closed or self._over:
                 raise self.gone()
-            yield self._inside
+            self._adding += 1
+            try:
+                yield self._inside
+            finally:
+                self._adding -= 1
+                if self._is_ended and not self._adding:
+                    self._let_go()
 
     def drop(self, name: str) -> None:
         """Remove a file, in the process that made it."""
@@ -319,8 +328,14 @@ class SpoolDirectory:
         with the process, and are not told that the spool was closed.
         """
         if os.getpid() == self.pid:
-            with self._lock:  # nobody is making a file
+            with self._lock:  # nobody is making a file, but whom a signal handler interrupts
                 self.remove()
+                self._is_ended = True
+                if self._adding:
+                    return
+        self._let_go()
+
+    def _let_go(self) -> None:
         if self._on_signal is not None:
             self._on_signal.cancel()
         root, self._root = self._root, -1
