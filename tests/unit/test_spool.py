@@ -1,6 +1,8 @@
 """Spools: what they look like on disk, what counts, and when things go."""
 
+import errno
 import gc
+import itertools
 import os
 import pickle
 import stat
@@ -13,6 +15,7 @@ import pytest
 import weighlock
 from conftest import open_descriptors
 from weighlock.abort import Abort
+from weighlock.disk.effects import PosixDisk
 from weighlock.disk.handover import placed
 from weighlock.disk.mounts import file_system
 from weighlock.errors import (
@@ -356,6 +359,71 @@ def test_what_cannot_be_kept_stays(spool, tmp_path, where):
         catalog.keep(tmp_path / where)
     np.testing.assert_array_equal(catalog["w"].load(), WEIGHTS["w"])
     assert [mode_of(os.path.join(spool.path, name)) for name in files_of(spool)] == [0o600]
+    catalog.close()
+
+
+class Around(PosixDisk):
+    """The machine's disk, that does something else at one operation, from its n-th call on."""
+
+    def __init__(self, operation, instead, n=1):
+        real, calls = getattr(self, operation), itertools.count(1)
+
+        def call(*arguments):
+            if next(calls) >= n:
+                instead()
+            return real(*arguments)
+
+        setattr(self, operation, call)
+
+
+def raising(number):
+    def fail():
+        raise OSError(number, os.strerror(number))
+
+    return fail
+
+
+@pytest.mark.parametrize("operation", ["sync", "link", "rename"])
+def test_refs_can_be_loaded_after_a_keep_that_failed(spool, tmp_path, operation):
+    catalog = weighlock.save(spool, WEIGHTS)
+    disk = Around(operation, raising(errno.EIO))
+    with pytest.raises(DiskError):
+        placed(catalog["w"].source.lease, tmp_path / "kept", disk=disk)
+    np.testing.assert_array_equal(catalog["w"].load(), WEIGHTS["w"])
+    assert [mode_of(os.path.join(spool.path, name)) for name in files_of(spool)] == [0o600]
+    assert not (tmp_path / "kept").exists()
+    catalog.close()
+
+
+def test_refs_can_be_loaded_when_keeping_turns_out_to_be_copying(spool, tmp_path):
+    """Two mounts of one file system look like one place, until a link is asked for."""
+    catalog = weighlock.save(spool, WEIGHTS)
+    disk = Around("link", raising(errno.EXDEV))
+    disk.create_unnamed = lambda directory: None  # the copy needs no link then
+    assert not placed(catalog["w"].source.lease, tmp_path / "kept", disk=disk)
+    for found in (catalog, weighlock.open(tmp_path / "kept")):
+        np.testing.assert_array_equal(found["w"].load(), WEIGHTS["w"])
+        found.close()
+
+
+def test_refs_can_be_loaded_while_their_file_is_kept(spool, tmp_path):
+    catalog = weighlock.save(spool, WEIGHTS)
+    loaded = []
+    for operation in ("sync", "rename"):
+        disk = Around(operation, lambda: loaded.append(catalog["w"].load()))
+        assert placed(catalog["w"].source.lease, tmp_path / "kept", disk=disk)
+    assert len(loaded) >= 2
+    assert all(np.array_equal(found, WEIGHTS["w"]) for found in loaded)
+    catalog.close()
+
+
+def test_a_name_that_is_too_long_is_refused_before_anything_is_done(spool, tmp_path):
+    catalog = weighlock.save(spool, WEIGHTS)
+    with pytest.raises(DiskError, match="File name too long"):
+        catalog.keep(tmp_path / ("x" * 300))
+    with pytest.raises(DiskError, match="File name too long"):
+        weighlock.Writer(tmp_path / ("x" * 300))
+    np.testing.assert_array_equal(catalog["w"].load(), WEIGHTS["w"])
     catalog.close()
 
 

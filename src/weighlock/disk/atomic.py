@@ -12,6 +12,7 @@ destination → fsync the directory. A reader finds the old file or the new one 
 """
 
 import contextlib
+import errno
 import os
 import stat
 import threading
@@ -211,7 +212,11 @@ class AtomicFile(Lifetime):
     def _check_destination(self) -> None:
         try:
             mode = os.lstat(self.path).st_mode
-        except OSError:
+        except OSError as error:
+            if error.errno == errno.ENAMETOOLONG:  # else told by the rename, when all is written
+                raise DiskError(
+                    f"{self.path}: cannot be written: {error.strerror}", errno=error.errno
+                ) from error
             return  # there is none, or creating the file will say what is wrong
         if stat.S_ISDIR(mode):
             raise DiskError(f"{self.path}: cannot be written: it is a directory")

@@ -55,6 +55,7 @@ def placed(
         with _Renamed(path, fd, durable=durable, staged=staged, disk=disk) as file:
             try:
                 if file.is_near:
+                    lease.altering()
                     file.commit()
                     return True
             except DiskError as error:

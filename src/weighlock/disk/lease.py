@@ -173,6 +173,7 @@ class Lease:
         self._spool = spool
         self._directory = directory
         self._reader: weakref.ref[Reader] | None = None
+        self._is_altered = False
         self.name = name
         self.path = path
         """Where the file lies."""
@@ -180,9 +181,13 @@ class Lease:
         self._end.atexit = False  # the spool's own finalizer removes everything
 
     @property
-    def ended(self) -> bool:
-        """Whether the file is gone, or no longer temporary."""
-        return self._directory.closed or not self._end.alive
+    def is_altered(self) -> bool:
+        """Whether its names or mode are no longer what they were: its change time tells nothing."""
+        return self._is_altered or self._directory.closed or not self._end.alive
+
+    def altering(self) -> None:
+        """To be called before its names or mode are changed: who reads it is not to mind."""
+        self._is_altered = True
 
     def check(self) -> None:
         """Raise `SpoolClosed` if the spool was closed; not for a file that was handed over."""

@@ -3,6 +3,7 @@
 import contextlib
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Protocol
 
 from weighlock.errors import SourceError
@@ -17,8 +18,8 @@ class Leasing(Protocol):
     path: str
 
     @property
-    def ended(self) -> bool:
-        """Whether the file is gone, or lies elsewhere by now."""
+    def is_altered(self) -> bool:
+        """Whether who owns the file has changed its names or mode, and so its change time."""
 
     def check(self) -> None:
         """Raise if the place the file lay in was closed."""
@@ -87,12 +88,8 @@ class LeasedSource(FileSource):
         try:
             super()._check(fd, held=held)
         except SourceError:
-            # Unlinking and renaming move ctime and nothing else, and are the lease's own doing.
-            now, before = Fingerprint.of(os.fstat(fd)), self.fingerprint
-            same = (now.inode, now.size, now.mtime_ns) == (
-                before.inode,
-                before.size,
-                before.mtime_ns,
-            )
-            if not (same and self.lease.ended):
+            # Names and modes move ctime and nothing else, and are the lease's own doing.
+            before = self.fingerprint
+            now = replace(Fingerprint.of(os.fstat(fd)), ctime_ns=before.ctime_ns)
+            if not (self.lease.is_altered and now == before):
                 raise
