@@ -24,6 +24,7 @@ from weighlock.errors import (
     LayoutError,
     LocalProtocolError,
     NoSpace,
+    NotDurable,
     SourceChanged,
     SourceError,
     SpoolClosed,
@@ -411,9 +412,22 @@ def test_refs_can_be_loaded_while_their_file_is_kept(spool, tmp_path):
     loaded = []
     for operation in ("sync", "rename"):
         disk = Around(operation, lambda: loaded.append(catalog["w"].load()))
-        assert placed(catalog["w"].source.lease, tmp_path / "kept", disk=disk)
+        assert placed(catalog["w"].source.lease, tmp_path / operation, disk=disk)
     assert len(loaded) >= 2
     assert all(np.array_equal(found, WEIGHTS["w"]) for found in loaded)
+    catalog.close()
+
+
+def test_what_is_kept_again_where_it_is_already_leaves_no_other_name(spool, tmp_path):
+    """The first attempt ended when it was in place: its directory could not be synced."""
+    catalog = weighlock.save(spool, WEIGHTS)
+    lease = catalog["w"].source.lease
+    with pytest.raises(NotDurable, match="is in place"):
+        placed(lease, tmp_path / "kept", disk=Around("sync", raising(errno.EIO), n=2))
+    catalog.keep(tmp_path / "kept").close()
+    assert sorted(os.listdir(tmp_path)) == ["kept", "root"]
+    assert os.stat(tmp_path / "kept").st_nlink == 1
+    np.testing.assert_array_equal(catalog["w"].load(), WEIGHTS["w"])
     catalog.close()
 
 

@@ -366,7 +366,10 @@ class AtomicFile(Lifetime):
             except OSError:
                 self._is_sound = False
                 raise
-            self._disk.rename(place.directory, self._temporary, place.name)
+            self._rename(self._temporary)
             self._temporary = None
         if self._durable and not self._staged:
             place.sync_directory()
+
+    def _rename(self, temporary: str) -> None:
+        self._disk.rename(self._place.directory, temporary, self._place.name)

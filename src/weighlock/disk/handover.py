@@ -1,5 +1,6 @@
 """A spool's file made a lasting one: given another name, or copied. Knows bytes, not formats."""
 
+import contextlib
 import errno
 import os
 import stat
@@ -102,6 +103,13 @@ class _Renamed(AtomicFile):
             if self._temporary is not None or self._fd >= 0:  # it is not in place
                 os.fchmod(self._existing, before)
             raise
+
+    def _rename(self, temporary: str) -> None:
+        super()._rename(temporary)
+        # It may have that name already, from an attempt that ended later. To rename one name of a
+        # file to another one does nothing.
+        with contextlib.suppress(OSError):
+            self._disk.unlink(self._place.directory, temporary)
 
 
 def _umask() -> int:
