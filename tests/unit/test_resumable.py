@@ -343,6 +343,32 @@ def test_two_who_come_at_once_do_not_share_a_file(path):
     assert beside(path) == []
 
 
+@pytest.mark.parametrize(
+    ("operation", "n", "error"),
+    [
+        ("names", 1, KeyboardInterrupt()),
+        ("reopen", 2, KeyboardInterrupt()),
+        ("rename", 1, KeyboardInterrupt()),
+        ("unlink", 1, KeyboardInterrupt()),
+        ("close", 1, KeyboardInterrupt()),
+        ("close", 1, refused(errno.EIO)),
+    ],
+)
+def test_a_fault_while_taking_up_costs_nothing_of_what_is_there(path, operation, n, error):
+    plant(path, NOBODY, b"longest")
+    plant(path, NOBODY, b"long")
+    is_done = operation not in ("names", "reopen")
+    disk = Failing(operation, error, n=n, done=is_done)
+    try:
+        file = make(path, disk=disk)
+    except KeyboardInterrupt:
+        assert descriptors_of(path.parent) == 0
+        file = make(path)
+    assert content_of(file) == b"longest"
+    file.discard()
+    assert beside(path) == []
+
+
 def test_who_loses_the_race_for_the_name_begins_anew(path):
     class Slow(PosixDisk):
         def rename(self, directory, old, new):

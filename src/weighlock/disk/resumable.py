@@ -97,19 +97,38 @@ class ResumableFile(AtomicFile):
 
     def _adopt(self) -> bool:
         directory = self._place.directory
-        found = [name for name in self._disk.names(directory) if self._is_left_over(name)]
-        opened = [(name, self._disk.reopen(directory, name)) for name in found]
-        held = [(os.fstat(fd).st_size, name, fd) for name, fd in opened if fd is not None]
-        for size, name, fd in sorted(held, reverse=True):
-            mine = temporary_name(self._place.name)
-            # The largest is taken up; what else nobody owns can only be in the way.
-            if self._fd < 0 and size and self._renamed(name, mine):
-                self._fd, self._temporary, self.adopted_bytes = fd, mine, size
-                continue
-            with contextlib.suppress(OSError):
-                self._disk.unlink(directory, name)
-            self._disk.close(fd)
+        opened: list[tuple[int, str, int]] = []
+        with contextlib.ExitStack() as closing:
+            for name in filter(self._is_left_over, self._disk.names(directory)):
+                fd = self._disk.reopen(directory, name)
+                if fd is not None:
+                    closing.callback(self._release, fd)
+                    opened.append((os.fstat(fd).st_size, name, fd))
+            for size, name, fd in sorted(opened, reverse=True):
+                if size and self._fd < 0:
+                    self._take_up(name, fd, size)
+                else:  # the largest is taken up; what else nobody owns can only be in the way
+                    with contextlib.suppress(OSError):
+                        self._disk.unlink(directory, name)
         return self._fd >= 0
+
+    def _take_up(self, name: str, fd: int, size: int) -> None:
+        mine = self._temporary = temporary_name(self._place.name)  # first: from now on it is kept
+        try:
+            self._disk.rename(self._place.directory, name, mine)
+        except OSError:  # another one was faster
+            self._temporary = None
+            return
+        self._fd, self.adopted_bytes = fd, size
+
+    def _release(self, fd: int) -> None:
+        """Let go of what was opened, unless it was taken up."""
+        if fd == self._fd:
+            return
+        with contextlib.suppress(OSError):
+            self._disk.unlock(fd)
+        with contextlib.suppress(OSError):  # nothing was written through it
+            self._disk.close(fd)
 
     def _is_left_over(self, name: str) -> bool:
         """Whether this is what a dead process left of the destination; its lock is asked later."""
@@ -125,10 +144,3 @@ class ResumableFile(AtomicFile):
             kind=file_system(self._place.directory),
         )
         return state == "dead"
-
-    def _renamed(self, name: str, mine: str) -> bool:
-        try:
-            self._disk.rename(self._place.directory, name, mine)
-        except OSError:  # another one was faster
-            return False
-        return True
