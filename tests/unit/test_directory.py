@@ -2,10 +2,12 @@
 
 import os
 import signal
+import subprocess
 
 import pytest
 from unit_samples import quick_collections
 
+from conftest import needs_root
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.directory import AtomicDirectory
 from weighlock.disk.effects import PosixDisk
@@ -154,6 +156,27 @@ def test_a_forked_child_does_not_lock_what_is_in_place(path):
     os.waitpid(pid, 0)
     os.close(gate)
     assert could_lock
+
+
+@needs_root
+@pytest.mark.root
+@pytest.mark.parametrize("kind", ["tmpfs", "bind"])
+def test_a_mount_point_is_refused_before_anything_is_written(path, kind):
+    path.mkdir()
+    (path.parent / "other").mkdir()
+    how = {"tmpfs": ["-t", "tmpfs", "tmpfs"], "bind": ["--bind", path.parent / "other"]}[kind]
+    mounted = subprocess.run(["mount", *how, path], capture_output=True, text=True)
+    if mounted.returncode:
+        pytest.skip(f"cannot mount here: {mounted.stderr.strip()}")
+    try:
+        with pytest.raises(DiskError, match="a disk is mounted.*name a directory inside"):
+            AtomicDirectory(path)
+        with AtomicDirectory(path / "model") as directory:
+            put(directory, "first", b"1")
+        assert names(path / "model") == ["first"]
+        assert names(path.parent) == ["model", "other"]
+    finally:
+        subprocess.run(["umount", path], check=True)
 
 
 def test_it_is_committed_once(path):

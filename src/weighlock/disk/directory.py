@@ -9,6 +9,7 @@ import errno
 import os
 
 from weighlock.disk.effects import Disk, PosixDisk
+from weighlock.disk.mounts import is_same_mount
 from weighlock.disk.owner import temporary_name
 from weighlock.disk.place import Place, sync_directory
 from weighlock.disk.termination import CleanupOnSignal
@@ -129,10 +130,23 @@ class AtomicDirectory(Lifetime):
     def _check_destination(self) -> None:
         if not os.path.lexists(self.path):
             return
-        if os.path.islink(self.path) or not os.path.isdir(self.path) or os.listdir(self.path):
+        with self._place.errors("cannot be looked into"):
+            if os.path.islink(self.path) or not os.path.isdir(self.path) or os.listdir(self.path):
+                raise DiskError(
+                    f"{self.path}: exists and is not an empty directory; name a new one",
+                    errno=errno.ENOTEMPTY,
+                )
+            here = self._disk.open_directory(self.path)
+            try:
+                is_mounted = not is_same_mount(here, self._place.directory)
+            finally:
+                with contextlib.suppress(OSError):
+                    self._disk.close(here)
+        if is_mounted:  # the rename would say so, when everything is written, to another disk
             raise DiskError(
-                f"{self.path}: exists and is not an empty directory; name a new one",
-                errno=errno.ENOTEMPTY,
+                f"{self.path}: is where a disk is mounted, and cannot be replaced; name a directory "
+                f"inside, such as {os.path.join(self.path, 'model')}",
+                errno=errno.EBUSY,
             )
 
     def _remove_staging(self) -> None:
