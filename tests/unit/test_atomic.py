@@ -1,9 +1,10 @@
 """Files that appear whole or not at all."""
 
+import itertools
 import os
 
 import pytest
-from unit_samples import quick_collections
+from unit_samples import descriptors_of, quick_collections
 
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.effects import PosixDisk
@@ -181,6 +182,43 @@ def test_a_disk_that_takes_nothing_is_an_error(path):
     with pytest.raises(DiskError, match="took 0 of 3 bytes"):
         file.write(0, memoryview(b"abc"))
     file.discard()
+
+
+class Interrupted:
+    """A lock with whose n-th end Ctrl-C comes."""
+
+    def __init__(self, lock, n):
+        self.lock = lock
+        self.left = n
+
+    def __enter__(self):
+        self.lock.acquire()
+
+    def __exit__(self, *_):
+        self.lock.release()
+        self.left -= 1
+        if self.left == 0:
+            raise KeyboardInterrupt
+
+
+def test_a_signal_between_any_two_steps_leaves_nothing_in_use(path, disk):
+    path.write_bytes(b"before")
+    for n in itertools.count(1):
+        file = AtomicFile(path, disk=disk)
+        file._lock = lock = Interrupted(file._lock, n)
+        try:
+            file.write(0, memoryview(b"abc"))
+            file.commit()
+        except KeyboardInterrupt:
+            file.discard()
+        assert descriptors_of(path.parent) == 0, n
+        assert names(path) == ["file"], n
+        if lock.left > 0:
+            break
+        assert path.read_bytes() in (b"before", b"abc")
+        path.write_bytes(b"before")
+    assert n > 4
+    assert path.read_bytes() == b"abc"
 
 
 FORKED = """

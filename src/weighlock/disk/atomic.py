@@ -276,18 +276,23 @@ class AtomicFile(Lifetime):
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
-        with self._lock:
-            self._users += 1  # first: who discards from now on leaves the descriptor open
+        # A signal may come with the end of each lock: what was counted is counted off again.
+        is_counted = is_last = False
         try:
+            with self._lock:  # first: who discards from now on leaves the descriptor open
+                self._users, is_counted = self._users + 1, True
             if self._state is not _State.OPEN:
                 raise self._over()
             yield
         finally:
-            with self._lock:
-                self._users -= 1
-                gone = self._is_gone and not self._users
-            if gone:
-                self._remove()
+            try:
+                if is_counted:
+                    with self._lock:
+                        self._users -= 1
+                        is_last = self._is_gone and not self._users
+            finally:
+                if is_last:
+                    self._remove()
 
     def _over(self) -> DiskError:
         return DiskError(f"{self.path}: was already committed or discarded")
