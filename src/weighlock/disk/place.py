@@ -9,7 +9,7 @@ import errno
 import os
 from collections.abc import Iterator
 
-from weighlock.disk.effects import Disk
+from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.errors import DiskError, NoSpace, NotDurable, WeighlockError
 
 __all__ = ["Place", "make_directories", "sync_directory"]
@@ -102,18 +102,54 @@ class Place:
                 self.disk.close(directory)
 
 
-def make_directories(path: "str | os.PathLike[str]") -> None:
+def make_directories(path: "str | os.PathLike[str]", disk: Disk | None = None) -> None:
     """Make a directory and those above it, as far as they are not there.
+
+    Those that are made survive a power loss: what is put in them later would be lost with them.
 
     Raises:
         DiskError: it cannot be made, or something else is there.
+        NotDurable: it was made, and where it lies could not be synced.
     """
+    path = os.fspath(path)
+    above = _above_what_is_missing(path)
     try:
         os.makedirs(path, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a NUL in the path
         number = error.errno if isinstance(error, OSError) else None
         why = error.strerror if isinstance(error, OSError) else error
-        raise DiskError(f"{os.fspath(path)}: cannot be made: {why}", errno=number) from error
+        raise DiskError(f"{path}: cannot be made: {why}", errno=number) from error
+    for parent in above:
+        _sync_entries(parent, path, disk or PosixDisk())
+
+
+def _above_what_is_missing(path: str) -> list[str]:
+    """The directories in which something of the path has to be made, the uppermost first."""
+    above: list[str] = []
+    missing = path.rstrip("/")
+    while missing and not os.path.lexists(missing):
+        parent = os.path.dirname(missing)
+        above.append(parent or ".")
+        missing = parent.rstrip("/")
+    return above[::-1]
+
+
+def _sync_entries(parent: str, path: str, disk: Disk) -> None:
+    try:
+        directory = disk.open_directory(parent)
+    except OSError:
+        return  # where one may write but not look, there is no way to ask for it
+    try:
+        sync_directory(disk, directory)
+    except OSError as error:
+        raise NotDurable(
+            f"{path}: was made, but {parent} could not be synced: {error.strerror}; a power loss "
+            "may undo it",
+            errno=error.errno,
+        ) from error
+    finally:
+        with contextlib.suppress(OSError):
+            disk.close(directory)
 
 
 def sync_directory(disk: Disk, directory: int) -> None:
