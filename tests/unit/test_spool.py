@@ -441,6 +441,15 @@ def test_a_name_that_is_too_long_is_refused_before_anything_is_done(spool, tmp_p
     catalog.close()
 
 
+def test_a_file_somebody_took_away_cannot_be_kept(spool, tmp_path):
+    catalog = weighlock.save(spool, WEIGHTS)
+    os.unlink(catalog["w"].source.path)
+    with pytest.raises(DiskError, match="cannot be opened") as caught:
+        catalog.keep(tmp_path / "kept")
+    assert caught.value.errno == errno.ENOENT
+    catalog.close()
+
+
 def test_memory_that_poses_as_a_disk_is_warned_about():
     directory = os.open("/dev/shm", os.O_RDONLY)
     kind = file_system(directory)

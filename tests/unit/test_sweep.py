@@ -1,5 +1,6 @@
 """Sweeping: only what is provably dead goes, and what is kept says why."""
 
+import errno
 import fcntl
 import json
 import os
@@ -287,6 +288,39 @@ class NoUnnamed(PosixDisk):
 
     def create_unnamed(self, directory):
         return None
+
+
+class Unlisted(PosixDisk):
+    """A disk whose n-th listing fails."""
+
+    def __init__(self, n, number):
+        self.left, self.number = n, number
+
+    def names(self, directory):
+        self.left -= 1
+        if self.left == 0:
+            raise OSError(self.number, os.strerror(self.number))
+        return super().names(directory)
+
+
+def test_a_root_that_cannot_be_listed_is_an_error_of_ours(tmp_path):
+    with pytest.raises(DiskError, match="cannot be swept") as caught:
+        weighlock.sweep(tmp_path, disk=Unlisted(1, errno.EIO))
+    assert caught.value.errno == errno.EIO
+
+
+def test_one_that_cannot_be_looked_at_is_reported_and_the_next_one_goes(tmp_path):
+    first, second = (make(tmp_path, n, owner=gone_owner()) for n in (1, 2))
+    report = weighlock.sweep(tmp_path, disk=Unlisted(2, errno.EIO))
+    assert names(report.kept) == [first.name]
+    assert "cannot be looked at: Input/output error" in report.kept[0].reason
+    assert names(report.removed) == [second.name]
+
+
+def test_one_that_is_gone_while_it_is_looked_at_is_nobodys_concern(tmp_path):
+    make(tmp_path, 1, owner=gone_owner())
+    report = weighlock.sweep(tmp_path, disk=Unlisted(2, errno.ENOENT))
+    assert (report.removed, report.kept) == ((), ())
 
 
 class GoneMeanwhile(PosixDisk):

@@ -101,7 +101,8 @@ class _Renamed(AtomicFile):
             super()._commit()
         except BaseException:
             if self._temporary is not None or self._fd >= 0:  # it is not in place
-                os.fchmod(self._existing, before)
+                with contextlib.suppress(OSError):
+                    os.fchmod(self._existing, before)
             raise
 
     def _rename(self, temporary: str) -> None:
@@ -126,7 +127,13 @@ def _copy(fd: int, copy: AtomicFile) -> None:
     copy.reserve(size)
     done = copy.copy(fd, 0, 0, size)
     while done < size:
-        piece = os.pread(fd, min(_STEP_BYTES, size - done), done)
+        try:
+            piece = os.pread(fd, min(_STEP_BYTES, size - done), done)
+        except OSError as error:
+            raise DiskError(
+                f"{copy.path}: what is copied there cannot be read: {error.strerror}",
+                errno=error.errno,
+            ) from error
         if not piece:
             raise DiskError(f"{copy.path}: what is copied there ends at byte {done:,} of {size:,}")
         copy.write(done, memoryview(piece))

@@ -203,12 +203,18 @@ class Lease:
 
         Raises:
             SpoolClosed: its spool was closed.
-            DiskError: it was let go of, or handed over.
+            DiskError: it was let go of, or handed over, or cannot be opened.
         """
         with self._directory.adding() as inside:
             if not self._end.alive:
                 raise DiskError(f"{self.path}: was already handed over, or closed")
-            return os.open(self.name, _READING, dir_fd=inside)
+            try:
+                return os.open(self.name, _READING, dir_fd=inside)
+            except OSError as error:
+                self._directory.check()  # closed by a signal handler meanwhile: say that
+                raise DiskError(
+                    f"{self.path}: cannot be opened: {error.strerror}", errno=error.errno
+                ) from error
 
     def moved(self, path: str) -> None:
         """The file has another name as well now, and is temporary no longer."""

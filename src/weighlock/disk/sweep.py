@@ -79,15 +79,16 @@ def sweep(
     except (OSError, ValueError) as error:
         number = error.errno if isinstance(error, OSError) else None
         raise DiskError(f"{path}: cannot be swept: {error}", errno=number) from error
-    try:
+    with _closing(disk, directory):
         sweeper = _Sweeper(path, directory, disk, dry_run)
-        for name in sorted(disk.names(directory)):
-            if name.startswith(PREFIX):
-                sweeper.spool(name)
-            elif parts and (owner := part_owner(name)) is not None:
-                sweeper.part(name, owner)
-    finally:
-        disk.close(directory)
+        try:
+            names = sorted(disk.names(directory))
+        except OSError as error:
+            raise DiskError(
+                f"{path}: cannot be swept: {error.strerror}", errno=error.errno
+            ) from error
+        for name in names:
+            sweeper.look_at(name, parts)
     return SweepReport(tuple(sweeper.removed), tuple(sweeper.kept))
 
 
@@ -102,7 +103,20 @@ class _Sweeper:
         self.removed: list[Leftover] = []
         self.kept: list[Leftover] = []
 
-    def spool(self, name: str) -> None:
+    def look_at(self, name: str, parts: bool) -> None:
+        """Deal with one name, if it is of ours."""
+        owner = part_owner(name) if parts else None
+        try:
+            if name.startswith(PREFIX):
+                self._spool(name)
+            elif owner is not None:
+                self._part(name, owner)
+        except FileNotFoundError:
+            pass  # its owner, or another sweep, was faster
+        except OSError as error:
+            self._keep(name, 0, "unsure", f"it cannot be looked at: {error.strerror}")
+
+    def _spool(self, name: str) -> None:
         inside = self._open(name)
         if inside is None:
             return
@@ -115,11 +129,8 @@ class _Sweeper:
                 nbytes = _bytes_in(inside, names)
                 self._deal(name, inside, nbytes, state, reason, holds_owner=OWNER_NAME in names)
 
-    def part(self, name: str, owner: Owner) -> None:
-        try:
-            status = os.stat(name, dir_fd=self._root, follow_symlinks=False)
-        except FileNotFoundError:
-            return  # its owner was faster
+    def _part(self, name: str, owner: Owner) -> None:
+        status = os.stat(name, dir_fd=self._root, follow_symlinks=False)
         if stat.S_ISDIR(status.st_mode):
             inside = self._open(name)
             if inside is not None:
