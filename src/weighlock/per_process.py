@@ -18,7 +18,7 @@ the process would be a system call, for every read."""
 
 
 def _count_fork() -> None:
-    global _forks  # noqa: PLW0603 - of the process, as is what it counts
+    global _forks
     _forks += 1
 
 

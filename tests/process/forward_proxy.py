@@ -1,5 +1,6 @@
 """An HTTP proxy as companies have them: it tunnels to port numbers, and passes plain HTTP on."""
 
+import contextlib
 import re
 import socket
 import threading
@@ -81,7 +82,5 @@ def _copy(source, target, change=None, asked=None):
         pass
     finally:
         for sock in (source, target):
-            try:
+            with contextlib.suppress(OSError):
                 sock.shutdown(socket.SHUT_RDWR)
-            except OSError:
-                pass

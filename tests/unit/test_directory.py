@@ -169,7 +169,7 @@ def test_a_mount_point_is_refused_before_anything_is_written(path, kind):
     if mounted.returncode:
         pytest.skip(f"cannot mount here: {mounted.stderr.strip()}")
     try:
-        with pytest.raises(DiskError, match="a disk is mounted.*name a directory inside"):
+        with pytest.raises(DiskError, match=r"a disk is mounted.*name a directory inside"):
             AtomicDirectory(path)
         with AtomicDirectory(path / "model") as directory:
             put(directory, "first", b"1")

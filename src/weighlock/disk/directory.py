@@ -144,8 +144,8 @@ class AtomicDirectory(Lifetime):
                     self._disk.close(here)
         if is_mounted:  # the rename would say so, when everything is written, to another disk
             raise DiskError(
-                f"{self.path}: is where a disk is mounted, and cannot be replaced; name a directory "
-                f"inside, such as {os.path.join(self.path, 'model')}",
+                f"{self.path}: is where a disk is mounted, and cannot be replaced; name a "
+                f"directory inside, such as {os.path.join(self.path, 'model')}",
                 errno=errno.EBUSY,
             )
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 import msgspec
 
 from weighlock.errors import (
-    FormatError,
     HeaderError,
     LayoutError,
     SourceError,

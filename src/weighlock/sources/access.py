@@ -28,8 +28,10 @@ _SIGNING = frozenset(
     ("awsaccesskeyid", "googleaccessid", "signature", "expires", "policy", "key-pair-id", "token")
 )
 _SIGNING_AZURE = frozenset(
-    ("sv", "st", "se", "sr", "sp", "sig", "spr", "sip", "ss", "srt", "sdd")
-    + ("skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid")
+    {
+        *("sv", "st", "se", "sr", "sp", "sig", "spr", "sip", "ss", "srt", "sdd"),
+        *("skoid", "sktid", "skt", "ske", "sks", "skv", "saoid", "suoid", "scid"),
+    }
 )
 """Fields of a query that differ from one signature of a URL to the next, all in small letters."""
 _ASCII = "".join(map(chr, range(0x20, 0x7F)))

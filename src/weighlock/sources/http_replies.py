@@ -157,9 +157,7 @@ def is_empty(reply: http.client.HTTPResponse) -> bool:
     return reply.status == 416 and length == "bytes */0"
 
 
-def check_range(
-    reply: http.client.HTTPResponse, resource: Resource, span: Span, label: str
-) -> int:
+def check_range(reply: http.client.HTTPResponse, resource: Resource, span: Span, label: str) -> int:
     """Raise unless the reply is that span of exactly that resource, or begins it.
 
     Args:

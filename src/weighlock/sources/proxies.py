@@ -8,7 +8,10 @@ import ipaddress
 from base64 import b64encode
 from dataclasses import dataclass, field
 from urllib.parse import unquote, urlsplit
-from urllib.request import getproxies_environment, proxy_bypass_environment
+from urllib.request import (  # type: ignore[attr-defined] # which typeshed lacks
+    getproxies_environment,
+    proxy_bypass_environment,
+)
 
 from weighlock.errors import SourceError
 from weighlock.sources.access import Address, shown
@@ -57,8 +60,8 @@ def proxy_for(address: Address) -> Proxy | None:
 
 def _unusable(address: Address, url: str) -> SourceError:
     return SourceError(
-        f"{shown(address.url)}: is to be asked for by {shown(url)}, as {address.scheme}_proxy says, "
-        f"which is no http:// proxy; to ask without one, name {address.host} in no_proxy"
+        f"{shown(address.url)}: is to be asked for by {shown(url)}, as {address.scheme}_proxy "
+        f"says, which is no http:// proxy; to ask without one, name {address.host} in no_proxy"
     )
 
 

@@ -120,7 +120,9 @@ class Upload:
         """The digests of what is there of a page of blocks; zeros for what is not."""
         wanted = DIGEST_BYTES * len(page_blocks(page, size))
         with self.connections.lease(self._address) as connection:
-            reply = connection.request("GET", self._address.below(f"digests/{page}"), self._headers())
+            reply = connection.request(
+                "GET", self._address.below(f"digests/{page}"), self._headers()
+            )
             if reply.status in (403, 409, 500):
                 self._understood(reply, connection.read_small(reply))
                 raise self._not_announced()
@@ -145,7 +147,9 @@ class Upload:
         headers = {**self._headers(), "Weighlock-Digests": digests.hex()}
 
         def send(connection: Connection) -> HTTPResponse:
-            return connection.upload(self._address.below(f"blocks/{first}"), headers, length, send_body)
+            return connection.upload(
+                self._address.below(f"blocks/{first}"), headers, length, send_body
+            )
 
         if self._asked(send).error:
             raise self._not_announced()
@@ -189,9 +193,9 @@ class Upload:
     def _asked(self, send: Callable[[Connection], HTTPResponse]) -> _Reply:
         with self.connections.lease(self._address) as connection:
             reply = send(connection)
-            if reply.status in (200, 403, 409, 413, 422, 500, 507):
-                return self._understood(reply, connection.read_small(reply))
-            raise_for_status(reply, connection, self.label)
+            if reply.status not in (200, 403, 409, 413, 422, 500, 507):
+                raise_for_status(reply, connection, self.label)
+            return self._understood(reply, connection.read_small(reply))
 
     def _understood(self, reply: HTTPResponse, body: bytes) -> _Reply:
         try:
