@@ -39,14 +39,28 @@ class ForwardProxy(RawServer):
         method, target, _ = first.split(" ")
         port = int(re.search(r":(\d+)(?:/|$)", target)[1])
         with socket.create_connection(("127.0.0.1", port)) as there:
-            if method == "CONNECT":
-                sock.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
-            else:
-                there.sendall(_direct(head))
             back = threading.Thread(target=_copy, args=(there, sock))
             back.start()
-            _copy(sock, there, _direct if method != "CONNECT" else None, self.asked)
+            if method == "CONNECT":
+                sock.sendall(b"HTTP/1.1 200 Connection established\r\n\r\n")
+                _copy(sock, there)
+            else:
+                self._pass_on(head, sock, there)
             back.join()
+
+    def _pass_on(self, head, sock, there):
+        """Request for request, as they come over one connection."""
+        with contextlib.suppress(OSError):
+            while head:
+                there.sendall(_direct(head))
+                left = int((re.search(rb"(?i)content-length: (\d+)", head) or [0, 0])[1])
+                while left and (data := sock.recv(min(left, 65_536))):
+                    there.sendall(data)
+                    left -= len(data)
+                head = _head(sock)
+                if head:
+                    self.asked.append(head.partition(b"\r\n")[0].decode())
+        _end(sock, there)
 
 
 def _direct(head):
@@ -64,23 +78,14 @@ def _head(sock):
     return head
 
 
-def _copy(source, target, change=None, asked=None):
-    """All that comes; of a client that asks plainly, request for request."""
-    try:
-        if change is None:
-            while data := source.recv(65_536):
-                target.sendall(data)
-        else:
-            while head := _head(source):
-                asked.append(head.partition(b"\r\n")[0].decode())
-                target.sendall(change(head))
-                left = int((re.search(rb"(?i)content-length: (\d+)", head) or [0, 0])[1])
-                while left and (data := source.recv(min(left, 65_536))):
-                    target.sendall(data)
-                    left -= len(data)
-    except OSError:
-        pass
-    finally:
-        for sock in (source, target):
-            with contextlib.suppress(OSError):
-                sock.shutdown(socket.SHUT_RDWR)
+def _copy(source, target):
+    with contextlib.suppress(OSError):
+        while data := source.recv(65_536):
+            target.sendall(data)
+    _end(source, target)
+
+
+def _end(*socks):
+    for sock in socks:
+        with contextlib.suppress(OSError):
+            sock.shutdown(socket.SHUT_RDWR)

@@ -191,7 +191,7 @@ def abort_after(abort, share):
     return tell
 
 
-def test_an_abort_and_bad_content_leave_nothing(models, server, tmp_path):
+def test_an_abort_leaves_nothing_and_bad_content_the_other_files(models, server, tmp_path):
     url, target = server.url(f"/m/{INDEX}"), tmp_path / "new"
     abort = weighlock.Abort()
     with pytest.raises(Aborted):
@@ -200,7 +200,12 @@ def test_an_abort_and_bad_content_leave_nothing(models, server, tmp_path):
     server.files["/m/model-00003-of-00003.safetensors"] = b"no weights" * 1000
     with pytest.raises(FormatError):
         weighlock.fetch(url, into=target)
-    assert os.listdir(target) == []
+    left = sorted(name for name in os.listdir(target) if ".part-" not in name)
+    assert left == [f"model-0000{number}-of-00003.safetensors" for number in (1, 2)]
+    server.files["/m/model-00003-of-00003.safetensors"] = models[0][
+        "model-00003-of-00003.safetensors"
+    ]
+    weighlock.fetch(url, into=target).close()
 
 
 @pytest.mark.parametrize(

@@ -91,8 +91,8 @@ def fetch(
             nothing moves at `limit_rate`.
         With `into`, the destination is untouched; what came stays beside it as a `.part` file for
         the next attempt, unless the error was an abort or bad content. Of a sharded model, files
-        that have landed stay likewise, without an index. With `out`, arrays hold whatever had
-        arrived.
+        that have landed stay, without an index, unless it was an abort. With `out`, arrays hold
+        whatever had arrived.
     """
     if out is not None and into is not None:
         raise LocalProtocolError("fetch: pass out= or into=, not both")
