@@ -214,6 +214,7 @@ def test_a_signal_between_any_two_steps_leaves_nothing_in_use(path, disk):
         assert descriptors_of(path.parent) == 0, n
         assert names(path) == ["file"], n
         if lock.left > 0:
+            lock.left = 0  # none comes any more
             break
         assert path.read_bytes() in (b"before", b"abc")
         path.write_bytes(b"before")

@@ -178,11 +178,15 @@ class AtomicFile(Lifetime):
     @property
     def size(self) -> int:
         """The length of what was written."""
-        return os.fstat(self._fd).st_size
+        return self._status().st_size
 
     def allocated_bytes(self) -> int:
         """Bytes the file already takes on the disk."""
-        return os.fstat(self._fd).st_blocks * 512
+        return self._status().st_blocks * 512
+
+    def _status(self) -> os.stat_result:
+        with self._in_use(), self._place.errors("cannot be looked at"):
+            return os.fstat(self._fd)
 
     def truncate(self, size: int) -> None:
         """Give the file that length."""

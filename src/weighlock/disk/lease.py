@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Protocol
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.place import Place
-from weighlock.errors import DiskError
+from weighlock.errors import Aborted, DiskError
 
 if TYPE_CHECKING:
     from weighlock.disk.spool import Spool, SpoolDirectory
@@ -87,7 +87,7 @@ class SpoolFile(AtomicFile):
     def insert(self, offset: int, count: int) -> int:
         self._grow(self._charged + count)
         inserted = super().insert(offset, count)
-        self._grow(os.fstat(self._fd).st_size)
+        self._grow(self.size)
         return inserted
 
     def another(self) -> "SpoolFile":
@@ -116,7 +116,11 @@ class SpoolFile(AtomicFile):
 
     def _check(self) -> None:
         self._directory.check()
-        self.abort.check()
+        try:
+            self.abort.check()
+        except Aborted:
+            self._directory.check()  # closed in between, which is why
+            raise
 
     @contextlib.contextmanager
     def _in_use(self) -> Iterator[None]:
