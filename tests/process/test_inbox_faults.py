@@ -5,6 +5,7 @@ Rows C and D of the reliability notes, for the direction in which the one who se
 
 import os
 import re
+import resource
 import signal
 
 import numpy as np
@@ -163,6 +164,69 @@ def test_a_push_begins_while_another_is_put_in_its_place(no_leaks, tmp_path):
         process.child.send_signal(signal.SIGTERM)
         process.child.wait(20)
     assert holds(place / "b.safetensors", model(1.1))
+
+
+@needs_strace
+def test_a_disk_that_fails_slowly_is_told_to_who_waits(no_leaks, chaos, tmp_path):
+    """The sender was told that its file is being put in its place: it asks again, and is told."""
+    failing = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync")
+    failing += ("-e", "inject=fsync:error=EIO:delay_enter=2s")
+    place, tensors = tmp_path / "in", model(2.2)
+    with inbox_process(place, tmp_path / "secret", "--sender", "a", under=failing) as process:
+        proxy = chaos.proxy(process.urls["a"])
+        with pytest.raises(Refused, match="the inbox failed: NotDurable"):
+            weighlock.push(proxy.of(process.urls["a"]), tensors)
+        assert up_bytes(proxy) < size_of(tensors, tmp_path) + 20_000  # once
+        assert os.listdir(place) == []
+        process.child.send_signal(signal.SIGTERM)
+        process.child.wait(20)
+
+
+def test_an_inbox_without_descriptors_keeps_what_came(no_leaks, tmp_path):
+    """What has come is opened once more before it is put in its place."""
+    content = laid_out(model(2.2), tmp_path)
+    place = tmp_path / "in"
+    with (
+        inbox_process(place, tmp_path / "secret", "--sender", "a") as process,
+        Wire(process.urls["a"]) as wire,
+    ):
+        assert wire.announce(content)[0] == 200
+        assert wire.put(content, 0, 3)[0] == 200
+        before = resource.prlimit(process.pid, resource.RLIMIT_NOFILE)
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, (3, before[1]))
+        assert wire.finish(content)[0] == 503
+        assert len(temporaries(place)) == 1
+        resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
+        assert wire.finish(content)[0] == 200
+        assert "landed from a" in read_until_landed(process)
+    assert (place / "a.safetensors").read_bytes() == content
+
+
+@needs_strace
+@pytest.mark.parametrize("when", [1, 2])
+def test_what_an_earlier_server_put_in_its_place_is_synced_before_it_counts(
+    no_leaks, tmp_path, when
+):
+    """It may have been killed before it was: the file, or the directory it lies in."""
+    failing = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync")
+    failing += ("-e", f"inject=fsync:error=EIO:when={when}")
+    content = laid_out(model(2.2), tmp_path)
+    place, secret = tmp_path / "in", tmp_path / "secret"
+    place.mkdir()
+    (place / "a.safetensors").write_bytes(content)
+    with (
+        inbox_process(place, secret, "--sender", "a", under=failing) as process,
+        Wire(process.urls["a"]) as wire,
+    ):
+        assert wire.announce(content)[1]["has_some"]
+        assert wire.ask("GET", "/digests/0")[0] == 200
+        status, said = wire.finish(content)
+        assert (status, said["refused"]) == (500, "the inbox failed: NotDurable")
+        process.child.send_signal(signal.SIGTERM)
+        process.child.wait(20)
+    assert (place / "a.safetensors").read_bytes() == content
+    with inbox_process(place, secret, "--sender", "a") as process:
+        assert weighlock.push(process.urls["a"], model(2.2)).sent_bytes == 0
 
 
 def test_a_server_told_to_end_keeps_what_came(no_leaks, chaos, tmp_path):

@@ -8,7 +8,7 @@ from blake3 import blake3
 
 import weighlock
 from weighlock.disk.resumable import ResumableFile
-from weighlock.errors import ChunkCorrupt, LayoutError, PeerLost
+from weighlock.errors import ChunkCorrupt, LayoutError, PeerLost, Refused
 from weighlock.sharing.arrival import Arrival, NotAwaited, root_of
 
 MB = 1 << 20
@@ -76,10 +76,10 @@ def changed(content, at):
 def test_blocks_land_whole_or_in_pieces(begin, content, tmp_path, piece):
     arrival = begin()
     for block in (2, 0, 0, 1):
-        assert not arrival.seal(root(content))
+        assert not arrival.seal(root(content), "0")
         bring(arrival, content, block, piece=piece)
     assert arrival.bytes_here == len(content)
-    assert arrival.seal(root(content))
+    assert arrival.seal(root(content), "0")
     arrival.complete()
     arrival.file.commit()
     assert (tmp_path / "out.safetensors").read_bytes() == content
@@ -90,13 +90,27 @@ def test_a_sealed_arrival_takes_nothing(begin, content, piece):
     arrival = begin()
     for block in range(3):
         bring(arrival, content, block)
-    assert arrival.seal(root(content))
+    assert arrival.seal(root(content), "0")
     with pytest.raises(NotAwaited):
         bring(arrival, changed(content, 2 * MB + 5), 2, piece=piece)
-    assert not arrival.seal(root(changed(content, 5)))  # and a wrong root does not open it again
+    assert not arrival.seal(root(changed(content, 5)), "0")  # which does not open it again
     with pytest.raises(NotAwaited):
         bring(arrival, changed(content, 2 * MB + 5), 2, piece=piece)
     assert arrival.root == root(content)
+
+
+def test_who_overtakes_an_arrival_opens_what_was_sealed(begin, content):
+    arrival = begin()
+    for block in range(3):
+        bring(arrival, content, block)
+    assert arrival.seal(root(content), "0")
+    arrival.belong_to("1")
+    other = changed(content, 2 * MB + 5)
+    bring(arrival, other, 2)
+    with pytest.raises(Refused, match="another one under the same name"):
+        arrival.seal(root(other), "0")
+    assert not arrival.is_sealed
+    assert arrival.seal(root(other), "1")
 
 
 def test_a_block_half_written_is_not_here(begin, content):
@@ -150,9 +164,9 @@ def test_what_an_earlier_attempt_left_is_found_by_its_content(begin, content, tm
     page = arrival.page(0)
     assert [page[at : at + 32] != bytes(32) for at in (0, 64)] == [True, True]
     assert page[32:64] != blake3(block_of(content, 1)).digest()
-    assert not arrival.seal(root(content))
+    assert not arrival.seal(root(content), "0")
     bring(arrival, content, 1)
-    assert arrival.seal(root(content))
+    assert arrival.seal(root(content), "0")
     arrival.complete()
     arrival.file.commit()
     assert (tmp_path / "out.safetensors").read_bytes() == content
@@ -188,7 +202,7 @@ def test_a_long_header_must_come_as_it_was_announced(begin, headed, piece):
     other = changed(headed, len(headed) - 1)
     for block in range(4):
         bring(arrival, other, block, piece=piece)
-    assert arrival.seal(root(other))
+    assert arrival.seal(root(other), "0")
 
 
 def test_an_arrival_does_not_hold_the_header_it_was_announced_with(begin, headed):

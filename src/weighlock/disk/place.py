@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.errors import DiskError, NoSpace, NotDurable, WeighlockError
 
-__all__ = ["Place", "make_directories", "sync_directory"]
+__all__ = ["Place", "make_directories", "sync_directory", "sync_placed"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -160,3 +160,30 @@ def sync_directory(disk: Disk, directory: int) -> None:
         # Some file systems have nothing to sync in a directory and say so.
         if error.errno not in (errno.EINVAL, errno.ENOTSUP):
             raise
+
+
+def sync_placed(path: "str | os.PathLike[str]", disk: Disk | None = None) -> None:
+    """Make a file that is in its place survive a power loss, whoever put it there.
+
+    Raises:
+        NotDurable: an fsync failed; the file stays.
+        DiskError: it cannot be opened.
+    """
+    disk = disk or PosixDisk()
+    place = Place(path, disk)
+    try:
+        with place.errors("cannot be opened to be synced"):
+            fd = os.open(place.name, os.O_RDONLY | os.O_CLOEXEC, dir_fd=place.directory)
+        try:
+            disk.sync(fd)
+        except OSError as error:
+            raise NotDurable(
+                f"{place.path}: is in place, but could not be synced: {error.strerror}; "
+                "a power loss may undo it",
+                errno=error.errno,
+            ) from error
+        finally:
+            os.close(fd)
+        place.sync_directory()
+    finally:
+        place.close()

@@ -4,12 +4,18 @@ A header may have megabytes, and many files may be on their way: it is checked o
 kept as digests.
 """
 
+from collections.abc import Mapping
+
 from blake3 import blake3
 
-from weighlock.errors import TruncatedFile
+from weighlock.errors import LayoutError, TruncatedFile
+from weighlock.formats.safetensors import open_safetensors
+from weighlock.limits import Limits
 from weighlock.sources.grid import BLOCK_BYTES
+from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.spec import TensorSpec
 
-__all__ = ["Announced", "Beginning"]
+__all__ = ["Announced", "Beginning", "check_announced"]
 
 _FIRST_BYTES = 8
 _NOTHING = blake3().digest()
@@ -32,6 +38,12 @@ class Announced:
                 source=self.label,
             )
         buffer[:] = self._header[offset : offset + len(buffer)]
+
+    @property
+    def is_exact(self) -> bool:
+        """Whether the header is as long as it says itself."""
+        said = int.from_bytes(self._header[:_FIRST_BYTES], "little")
+        return _FIRST_BYTES + said == len(self._header)
 
     def close(self) -> None:
         """There is nothing to close."""
@@ -73,3 +85,34 @@ class Beginning:
         """Whether a whole block has them."""
         here = self.length_in(block)
         return not here or blake3(content[:here]).digest() == self.digest(block)
+
+
+def check_announced(
+    announced: Announced, expected: Mapping[str, TensorSpec] | None, limits: Limits
+) -> None:
+    """Look whether a header is valid, and announces what is expected, if anything is.
+
+    Raises:
+        FormatError: it is not valid for a file of that size; `LayoutError`: a tensor is missing, is
+            one too many, or has another dtype or shape.
+    """
+    catalog = open_safetensors(announced, limits)
+    if not announced.is_exact:
+        raise LayoutError(f"{announced.label}: is longer or shorter than the header of a file")
+    if expected is not None:
+        _check_specs(catalog, expected)
+
+
+def _check_specs(catalog: Catalog, expected: Mapping[str, TensorSpec]) -> None:
+    missing = [name for name in expected if name not in catalog]
+    if missing:
+        raise LayoutError(f"tensor {missing[0]!r} is expected and not announced")
+    for name, ref in catalog.items():
+        spec = expected.get(name)
+        if spec is None:
+            raise LayoutError(f"tensor {name!r} is announced and not expected")
+        if (spec.dtype, spec.shape) != (ref.dtype, ref.shape):
+            raise LayoutError(
+                f"tensor {name!r} is announced as {ref.dtype.value} {list(ref.shape)}, "
+                f"{spec.dtype.value} {list(spec.shape)} is expected"
+            )

@@ -16,6 +16,7 @@ from blake3 import blake3
 
 from weighlock.errors import ChunkCorrupt, LayoutError, Refused
 from weighlock.sharing.announced import Beginning
+from weighlock.sharing.landed import InItsPlace, LandedFile
 from weighlock.sources.grid import (
     BLOCK_BYTES,
     BLOCKS_PER_PAGE,
@@ -24,11 +25,10 @@ from weighlock.sources.grid import (
     block_span,
     page_blocks,
 )
-from weighlock.sources.local import FileSource
 from weighlock.transfer.digests import in_two_threads, within
 from weighlock.transfer.landing import FileLanding, LandingFile
 
-__all__ = ["Arrival", "ArrivingFile", "LandedFile", "NotAwaited", "root_of"]
+__all__ = ["Arrival", "ArrivingFile", "NotAwaited", "root_of"]
 
 _NOT_HERE = bytes(DIGEST_BYTES)
 
@@ -53,49 +53,6 @@ class ArrivingFile(LandingFile, Protocol):
 
     def discard(self) -> None:
         """Leave no trace of it. Idempotent."""
-
-
-class _InItsPlace:
-    """A file that has landed: somebody else's."""
-
-    def write(self, offset: int, data: memoryview) -> None:
-        raise Refused("it has landed, and is not changed")
-
-    def truncate(self, size: int) -> None:
-        raise Refused("it has landed, and is not changed")
-
-    def read_into(self, offset: int, buffer: memoryview) -> bool:
-        raise Refused("it has landed, and is not looked at")
-
-    def allocated_bytes(self) -> int:
-        """Nothing more is to come."""
-        return 2**62
-
-    def close(self) -> None:
-        """There is nothing to let go of."""
-
-    keep = discard = close
-
-
-class LandedFile(_InItsPlace):
-    """A file that is complete: it is compared with, and never written."""
-
-    def __init__(self, path: str) -> None:
-        self._source = FileSource(path)
-        self.size = self._source.size
-
-    def read_into(self, offset: int, buffer: memoryview) -> bool:
-        """Fill the buffer; False if the file ends before."""
-        if offset + len(buffer) > self.size:
-            return False
-        self._source.read_into(offset, buffer)
-        return True
-
-    def close(self) -> None:
-        """Let go of it. Idempotent."""
-        self._source.close()
-
-    keep = discard = close
 
 
 class Arrival:
@@ -135,6 +92,8 @@ class Arrival:
         self._claims: dict[int, object] = {}
         self.is_sealed = False
         """Nothing more is written to it."""
+        self._sealing: object = None
+        """Who sealed it to look what is here, and opens it again if that is not all."""
         self._bytes = 0
 
     @property
@@ -271,26 +230,50 @@ class Arrival:
         with self._changed:
             return bytes(self._digests[first : first + DIGEST_BYTES * len(blocks)])
 
-    def seal(self, root: str) -> bool:
-        """Take no more blocks, if what is here comes down to that; what is being written ends."""
+    def seal(self, root: str, attempt: str) -> bool:
+        """Take no more blocks, if what is here comes down to that; what is being written ends.
+
+        Raises:
+            Refused: it belongs to another attempt, perhaps since a moment ago.
+        """
+        me = object()
         with self._changed:
-            was_sealed, self.is_sealed = self.is_sealed, True
+            self._check_owner(attempt)
+            if not self.is_sealed:
+                self.is_sealed, self._sealing = True, me
             self._changed.wait_for(lambda: not self._written)
+            self._check_owner(attempt)  # whoever overtook it has opened it
             agrees = self._root() == root
-            self.is_sealed = was_sealed or agrees
+            if agrees:
+                self._close()
+            elif self._sealing is me:
+                self.is_sealed = False
             return agrees
+
+    def belong_to(self, attempt: str) -> None:
+        """It is that attempt's from now on, and takes blocks, whoever sealed it before."""
+        with self._changed:
+            self.attempt = attempt
+            self.is_sealed, self._sealing = False, None
 
     def discard(self) -> None:
         """Nothing more is written to it, and no trace of it is left."""
-        self.is_sealed = True
+        self._close()
         self.file.discard()
 
     def keep(self) -> None:
         """Nothing more is written to it here; what came stays for the next attempt."""
         with self._changed:
-            self.is_sealed = True
+            self._close()
             self._changed.wait_for(lambda: not self._written)
         self.file.keep()
+
+    def _close(self) -> None:
+        self.is_sealed, self._sealing = True, None
+
+    def _check_owner(self, attempt: str) -> None:
+        if self.attempt != attempt:
+            raise Refused("this push is over: another one under the same name was begun after it")
 
     def complete(self) -> None:
         """Everything is here: write what makes it a file. Putting it in place is the caller's."""
@@ -298,7 +281,7 @@ class Arrival:
 
     def landed(self) -> None:
         """It is in its place: from now on only its digests are of use."""
-        file, self.file = self.file, _InItsPlace()
+        file, self.file = self.file, InItsPlace()
         self._landing = FileLanding(self.file, self.size)
         file.keep()
 

@@ -9,14 +9,15 @@ from contextlib import closing
 from typing import Protocol, TypeVar
 
 from weighlock.disk.lease import Lease, SpoolFile
-from weighlock.disk.place import make_directories
+from weighlock.disk.place import make_directories, sync_placed
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import Refused
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.spooled import open_landed
 from weighlock.limits import Limits
-from weighlock.sharing.arrival import Arrival, ArrivingFile, LandedFile
+from weighlock.sharing.arrival import Arrival, ArrivingFile
+from weighlock.sharing.landed import LandedFile
 from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
 
@@ -43,11 +44,19 @@ class Destination(Protocol[T]):
             Refused: it is something else.
         """
 
-    def put(self, name: str, arrival: Arrival) -> T:
-        """Put a file in its place that is complete and sealed.
+    def complete(self, arrival: Arrival) -> None:
+        """Make a sealed file whole, and look whether it is what it claimed. May be repeated.
 
         Raises:
-            DiskError: that fails. FormatError: it is not what it claimed.
+            DiskError, SourceError: that fails; what came is untouched.
+            FormatError: it is not what it claimed.
+        """
+
+    def put(self, name: str, arrival: Arrival) -> T:
+        """Put a complete file in its place.
+
+        Raises:
+            DiskError: that fails; the file is discarded, unless it was in place before.
         """
 
     def open(self, landed: T) -> Catalog:
@@ -92,14 +101,20 @@ class Directory:
             raise Refused(f"a file of {name} is there already; this inbox does not replace it")
         return file
 
-    def put(self, name: str, arrival: Arrival) -> str:
+    def complete(self, arrival: Arrival) -> None:
         file = arrival.file
         if isinstance(file, ResumableFile):
             arrival.complete()
             with closing(FileSource(file.temporary_path)) as complete:
-                open_catalog(complete, self._limits)  # it is what it claimed to be
-            file.commit()
-        return self._of(name)
+                open_catalog(complete, self._limits)
+
+    def put(self, name: str, arrival: Arrival) -> str:
+        path = self._of(name)
+        if isinstance(arrival.file, ResumableFile):
+            arrival.file.commit()
+        elif self._durable:
+            sync_placed(path)  # who put it there may have died before it did, or not have cared
+        return path
 
     def open(self, landed: str) -> Catalog:
         return open_catalog(landed, self._limits)
@@ -126,8 +141,10 @@ class InSpool:
     def earlier(self, name: str, header: bytes, size: int) -> LandedFile | None:
         return None
 
-    def put(self, name: str, arrival: Arrival) -> Lease:
+    def complete(self, arrival: Arrival) -> None:
         arrival.complete()
+
+    def put(self, name: str, arrival: Arrival) -> Lease:
         assert isinstance(arrival.file, _Arriving)  # noqa: S101
         return arrival.file.finish()
 

@@ -8,29 +8,42 @@ Of several attempts under one name the last that was announced counts: what the 
 is refused, and changes nothing.
 """
 
+import copy
+import logging
 import queue
 import threading
 import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import closing, suppress
+from contextlib import suppress
 from typing import Any
 
 from blake3 import blake3
 
-from weighlock.errors import LayoutError, LimitExceeded, NoSpace, Refused, ShareGone
-from weighlock.formats.safetensors import open_safetensors
+from weighlock.errors import (
+    Aborted,
+    FormatError,
+    LimitExceeded,
+    NoSpace,
+    NotDurable,
+    Refused,
+    ShareGone,
+    SpoolClosed,
+)
 from weighlock.limits import Limits
-from weighlock.sharing.announced import Announced
+from weighlock.sharing.announced import Announced, check_announced
 from weighlock.sharing.arrival import Arrival
 from weighlock.sharing.destination import Destination
 from weighlock.sharing.offer import Offer, Ticketing
+from weighlock.sharing.placing import NotPlaced, Placing
 from weighlock.sharing.share import Event, Life, Outcome, Receiver, State
 from weighlock.sources.access import shown
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.spec import TensorSpec
 
 __all__ = ["Inbox"]
+
+_log = logging.getLogger("weighlock.server")
 
 _LANDING_S = 0.5
 """How long somebody waits for a file to be put in its place before being told to ask again."""
@@ -39,7 +52,10 @@ _KEPT_LANDED = 1024
 """Of how many senders without a ticket it is remembered what they landed."""
 
 _KEPT_OVER = 256
-"""Of how many attempts it is remembered that they are over."""
+"""Of how many attempts it is remembered that they are over, or why they failed."""
+
+_FINAL = FormatError, NotDurable, SpoolClosed, Aborted
+"""Where another try cannot help, or must not be: a second fsync would succeed and mean nothing."""
 
 
 class Inbox(Offer):
@@ -70,7 +86,8 @@ class Inbox(Offer):
         self._limits = limits
         self._lock = threading.Lock()
         self._arrivals: dict[str, Arrival] = {}
-        self._landings: dict[str, _Landing] = {}
+        self._placings: dict[str, Placing] = {}
+        self._failures: OrderedDict[tuple[str, str], BaseException] = OrderedDict()
         self._landed: OrderedDict[str, Arrival] = OrderedDict()
         self._over_attempts: deque[tuple[str, str]] = deque(maxlen=_KEPT_OVER)
         self._is_over = False
@@ -109,12 +126,13 @@ class Inbox(Offer):
                 raise ShareGone("the inbox is over", reason=self.ended or "revoked")
             if (name, attempt) in self._over_attempts:
                 raise Refused(f"this push under {name!r} is over: aborted here, or overtaken")
+            self._failures.pop((name, attempt), None)  # it begins anew
             arrival = self._landed.get(name) or self._arrivals.get(name)
             if arrival is not None and not arrival.is_of(header, size):
-                if name in self._landed or name in self._landings:
+                if name in self._landed or name in self._placings:
                     raise Refused(f"{name} has landed already, with other tensors")
-                self._arrivals.pop(name).discard()
                 self._overtake(name, arrival, attempt)
+                self._arrivals.pop(name).discard()
                 arrival = None
             if arrival is None:
                 self._make_room()
@@ -145,7 +163,7 @@ class Inbox(Offer):
     def takes(self, name: str, arrival: Arrival) -> bool:
         """Whether that is still what is on its way from a sender, and has not landed."""
         with self._lock:
-            return self._arrivals.get(name) is arrival and name not in self._landings
+            return self._arrivals.get(name) is arrival and name not in self._placings
 
     def finish(self, name: str, attempt: str, root: str) -> bool | None:
         """A sender says that everything was sent.
@@ -155,35 +173,30 @@ class Inbox(Offer):
             still being put in its place.
 
         Raises:
-            DiskError: it cannot be put in place.
+            DiskError: it cannot be put in place, and is gone.
+            NotPlaced: it cannot be put in place now, and is still here.
             FormatError: it is not what its header said.
             Refused: the attempt is over.
+            ShareGone: the inbox is over.
         """
-        arrival = self.arrival(name)
+        with self._lock:
+            self._check_failed(name, attempt)
+            arrival = self._arrivals.get(name) or self._landed.get(name)
+            placing, has_landed = self._placings.get(name), name in self._landed
         if arrival is None:
             return False
-        with self._lock:
-            landed, landing = self._landed.get(name), self._landings.get(name)
-        if landed is None and landing is None:
-            if arrival.attempt != attempt:
-                raise Refused(f"this push under {name!r} is over: another one was begun after it")
-            if not arrival.seal(root):
+        arrival.used_at = time.monotonic()
+        if placing is not None or has_landed:
+            if arrival.root != root:
                 return False
-            with self._lock:
-                if self._is_over:
-                    raise ShareGone("the inbox is over", reason=self.ended or "revoked")
-                if name in self._landed:
-                    return True
-                if self._arrivals.get(name) is not arrival:
-                    return False
-                landing = self._landings.get(name)
-                if landing is None:
-                    landing = _Landing(lambda: self._land(name, attempt, arrival))
-                    self._landings[name] = landing
-                    landing.start()
-        elif arrival.root != root:
+        elif not arrival.seal(root, attempt):
             return False
-        if landing is not None and not landing.is_over(_LANDING_S):
+        else:
+            begun = self._begin_placing(name, attempt, arrival)
+            if isinstance(begun, bool):
+                return begun
+            placing = begun
+        if placing is not None and not placing.is_over(_LANDING_S):
             self.report(name, Event.ALIVE, attempt, arrival.bytes_here)
             return None
         return True
@@ -193,8 +206,8 @@ class Inbox(Offer):
         discarded: Arrival | None = None
         with self._lock:
             arrival = self._arrivals.get(name)
-            if arrival is not None and arrival.attempt == attempt and name not in self._landings:
-                arrival.attempt = ""  # nobody's: what is still under way of it is refused
+            if arrival is not None and arrival.attempt == attempt and name not in self._placings:
+                arrival.belong_to("")  # nobody's: what is still under way of it is refused
                 if event is Event.ABORTED:
                     discarded = self._arrivals.pop(name)
             self._over_attempts.append((name, attempt))
@@ -206,7 +219,7 @@ class Inbox(Offer):
         """What is on its way cannot be put here: make room for others. Its attempt is over."""
         with self._lock:
             self._over_attempts.append((name, arrival.attempt))
-            if self._arrivals.get(name) is arrival and name not in self._landings:
+            if self._arrivals.get(name) is arrival and name not in self._placings:
                 del self._arrivals[name]
         arrival.discard()
 
@@ -214,9 +227,9 @@ class Inbox(Offer):
         """Keep what is incomplete for another inbox at the same place; nothing more comes."""
         with self._lock:
             self._is_over = True
-            landings = list(self._landings.values())
-        for landing in landings:  # what was promised to be put in its place is
-            landing.is_over(None)
+            placings = list(self._placings.values())
+        for placing in placings:  # what was promised to be put in its place is
+            placing.is_over(None)
         with self._lock:
             arrivals, self._arrivals = self._arrivals, {}
         for arrival in arrivals.values():
@@ -242,17 +255,16 @@ class Inbox(Offer):
                 asked=size,
                 allowed=self._quota_bytes,
             )
-        with closing(Announced(header, size, f"what {name} announces")) as announced:
-            catalog = open_safetensors(announced, self._limits)
-        if 8 + int.from_bytes(header[:8], "little") != len(header):
-            raise LayoutError(f"{len(header):,} bytes are not the header of a file")
-        if self._specs is not None:
-            _check_specs(catalog, self._specs)
+        announced = Announced(header, size, f"what {name} announces")
+        check_announced(announced, self._specs, self._limits)
 
     def _overtake(self, name: str, arrival: Arrival, attempt: str) -> None:
         if arrival.attempt and arrival.attempt != attempt:
             self._over_attempts.append((name, arrival.attempt))
-        arrival.attempt = attempt
+        if name in self._placings:
+            arrival.attempt = attempt  # and it stays sealed
+        else:
+            arrival.belong_to(attempt)
 
     def _make_room(self) -> None:
         """Let go of what has been silent the longest, if there are too many on their way."""
@@ -268,7 +280,7 @@ class Inbox(Offer):
 
     def _quietest(self, names: Iterable[str]) -> str | None:
         """Of whom nothing was heard for the longest time."""
-        idle = [name for name in names if name not in self._landings]
+        idle = [name for name in names if name not in self._placings]
         return min(idle, key=lambda name: self._arrivals[name].used_at, default=None)
 
     def _is_quiet(self, name: str) -> bool:
@@ -291,7 +303,7 @@ class Inbox(Offer):
             promised = sum(
                 other.bytes_to_come
                 for sender, other in self._arrivals.items()
-                if sender not in self._landings
+                if sender not in self._placings
             )
             try:
                 file, is_adopted = self._destination.file(file_name, size, promised)
@@ -313,61 +325,72 @@ class Inbox(Offer):
             return name
         return f"push-{blake3(name.encode()).hexdigest(6)}"
 
+    def _begin_placing(self, name: str, attempt: str, arrival: Arrival) -> Placing | bool:
+        """Have a sealed file put in its place; False if it is not here any more, True if it was."""
+        with self._lock:
+            self._check_failed(name, attempt)
+            if self._is_over:
+                raise ShareGone("the inbox is over", reason=self.ended or "revoked")
+            if name in self._landed:
+                return True
+            if self._arrivals.get(name) is not arrival:
+                return False
+            placing = self._placings.get(name)
+            if placing is not None:
+                return placing
+            if arrival.attempt != attempt:  # the other one was told that it may send
+                raise Refused(f"this push under {name!r} is over: another one was begun after it")
+            if not arrival.is_sealed:  # since a moment ago: who asked at the same time has failed
+                raise _not_now(name)
+            placing = self._placings[name] = Placing(lambda: self._land(name, attempt, arrival))
+        placing.start()  # without the lock: it may be done before this returns
+        return placing
+
     def _land(self, name: str, attempt: str, arrival: Arrival) -> None:
         """Put a sealed file in its place, and tell everybody."""
+        is_here = True
         try:
+            self._destination.complete(arrival)
+            is_here = arrival.is_complete  # unless it is there already, a failure discards it
             where = self._destination.put(self._file_name(name), arrival)
-        except BaseException:
+        except BaseException as error:
+            why = repr(error)  # not the error: a log holds on to what it is given
+            _log.warning("%s: a push of %s is not put in its place: %s", self._label, name, why)
+            if not is_here or isinstance(error, _FINAL):
+                self._lose(name, attempt, arrival, error)
+                raise
             with self._lock:
-                self._arrivals.pop(name, None)
-                del self._landings[name]
-            arrival.discard()
-            raise
+                del self._placings[name]
+                arrival.belong_to(arrival.attempt)
+            if isinstance(error, NoSpace):
+                raise
+            raise _not_now(name) from error
         with self._lock:
             self._landed[name] = self._arrivals.pop(name)
-            del self._landings[name]
+            del self._placings[name]
             while not self._life.names and len(self._landed) > _KEPT_LANDED:
                 self._landed.popitem(last=False)
         arrival.landed()
         self._ready.put((name, where))
         self.report(name, Event.LANDED, attempt, arrival.size)
 
+    def _lose(self, name: str, attempt: str, arrival: Arrival, error: BaseException) -> None:
+        """What came is of no use; its sender, who may have been told to wait, will hear why."""
+        with self._lock:
+            del self._placings[name]
+            self._arrivals.pop(name, None)
+            # A copy: the error itself holds on to all that was going on.
+            self._failures[name, attempt] = copy.copy(error)
+            if len(self._failures) > _KEPT_OVER:
+                self._failures.popitem(last=False)
+        arrival.discard()
 
-class _Landing:
-    """A file being put in its place: syncing may take longer than any request waits."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self._failure: BaseException | None = None
-        self._thread = threading.Thread(target=self._run, name="weighlock-land", daemon=True)
-        self.start = self._thread.start
-
-    def is_over(self, wait_s: float | None) -> bool:
-        """Wait for it; what went wrong is raised to whoever asks with a bound."""
-        if self._thread is threading.current_thread():
-            return True  # it ends the inbox itself: the last sender has landed
-        self._thread.join(wait_s)
-        if self._failure is not None and wait_s is not None:
-            raise self._failure
-        return not self._thread.is_alive()
-
-    def _run(self) -> None:
-        try:
-            self._work()
-        except BaseException as error:  # told to the sender that asks
-            self._failure = error
+    def _check_failed(self, name: str, attempt: str) -> None:
+        """Raise what an attempt has failed by, as often as it asks; the lock is held."""
+        failure = self._failures.get((name, attempt))
+        if failure is not None:
+            raise copy.copy(failure)
 
 
-def _check_specs(catalog: Catalog, expected: Mapping[str, TensorSpec]) -> None:
-    missing = [name for name in expected if name not in catalog]
-    if missing:
-        raise LayoutError(f"tensor {missing[0]!r} is expected and not announced")
-    for name, ref in catalog.items():
-        spec = expected.get(name)
-        if spec is None:
-            raise LayoutError(f"tensor {name!r} is announced and not expected")
-        if (spec.dtype, spec.shape) != (ref.dtype, ref.shape):
-            raise LayoutError(
-                f"tensor {name!r} is announced as {ref.dtype.value} {list(ref.shape)}, "
-                f"{spec.dtype.value} {list(spec.shape)} is expected"
-            )
+def _not_now(name: str) -> NotPlaced:
+    return NotPlaced(f"what came from {name} cannot be put in its place now")

@@ -33,6 +33,7 @@ from weighlock.errors import (
 from weighlock.limits import Budget, Limits
 from weighlock.sharing.arrival import Arrival, NotAwaited
 from weighlock.sharing.inbox import Inbox
+from weighlock.sharing.placing import NotPlaced
 from weighlock.sharing.routes import HASH_WAIT_S, Answer, busy, failure, gone, hashing
 from weighlock.sharing.share import Event
 from weighlock.sources.access import NAME
@@ -293,7 +294,7 @@ def _told(work: Callable[[], Answer]) -> Answer:
         return failure(413, refused=str(error)[:500])
     except (FormatError, Refused) as error:
         return failure(403, refused=str(error)[:500])
-    except _Busy as error:
+    except (_Busy, NotPlaced) as error:
         return busy(str(error))
     except ShareGone as error:
         return gone(error.reason)
