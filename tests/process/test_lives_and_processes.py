@@ -54,6 +54,33 @@ def test_d5_a_forked_child_harms_no_share_of_its_parent(run_python, ending):
     assert "another" not in result.stderr
 
 
+LEFT = """
+import os, socket
+import weighlock
+
+hold, let_go = os.pipe()
+server = weighlock.Server()
+if os.fork() == 0:  # and it does not exec: a worker of multiprocessing, say
+    os.close(let_go)
+    os.read(hold, 1)
+    os._exit(0)
+server.close()
+try:
+    socket.create_connection(("127.0.0.1", server.port), 20).close()
+    print("left waiting")
+except ConnectionRefusedError:
+    print("refused")
+weighlock.Server(port=server.port).close()
+os.close(let_go)
+os.wait()
+print("over")
+"""
+
+
+def test_d5_a_forked_child_does_not_keep_the_port_of_a_closed_server(run_python):
+    assert run_python(LEFT).stdout == "refused\nover\n"
+
+
 OPEN = """
 import sys, threading
 import numpy as np

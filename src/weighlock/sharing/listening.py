@@ -125,7 +125,11 @@ class Listener:
         others = [thread for thread in peers.values() if thread is not here]
         os.write(self._wake_write, b"x")
         self._thread.join()
-        self._socket.close()  # from now on newcomers are refused, not left waiting
+        # A child that was forked may hold it too, and would leave newcomers waiting, and the port
+        # taken: shut, it listens for nobody.
+        with contextlib.suppress(OSError):
+            self._socket.shutdown(socket.SHUT_RDWR)
+        self._socket.close()
         for peer in peers:
             if not peer.is_busy:
                 peer.shut()
