@@ -790,6 +790,45 @@ def test_a_key_that_another_server_is_just_making_is_waited_for(tmp_path):
     assert second.communicate()[0].strip() == bytes(range(32)).hex()
 
 
+def test_a_key_that_is_there_is_read_without_a_lock(tmp_path):
+    """NFS has none for a file that is opened for reading."""
+    from weighlock.sharing.identity import secret
+
+    path = tmp_path / "secret"
+    key = secret(str(path))
+    with open(path, "rb") as another:
+        fcntl.flock(another, fcntl.LOCK_EX)
+        assert secret(str(path)) == key
+
+
+def test_a_key_of_zeros_is_none(tmp_path):
+    from weighlock.sharing.identity import secret
+
+    path = tmp_path / "secret"
+    path.write_bytes(bytes(32))
+    path.chmod(0o600)
+    with pytest.raises(SourceError, match="no key"):
+        secret(str(path))
+
+
+def test_a_key_for_which_there_is_half_the_room_is_not_used(tmp_path, run_python):
+    from weighlock.sharing.identity import secret
+
+    path = tmp_path / "secret"
+    script = (
+        "import resource, sys\n"
+        "from weighlock.errors import DiskError\n"
+        "from weighlock.sharing.identity import secret\n"
+        "resource.setrlimit(resource.RLIMIT_FSIZE, (16, 16))\n"
+        "try:\n"
+        "    print(secret(sys.argv[1]))\n"
+        "except DiskError as error:\n"
+        "    print(error)"
+    )
+    assert "took 16 of 32 bytes" in run_python(script, path).stdout
+    assert len(secret(str(path))) == 32  # when there is room
+
+
 def test_context_of_servers_is_1_2_or_newer_and_of_clients_verifies(certificates):
     from weighlock.sharing.binding import server_tls
 

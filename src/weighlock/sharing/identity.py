@@ -5,6 +5,7 @@ in a file that only its owner can read. Who has neither key nor URL cannot guess
 would tell that the content has changed, the id is random.
 """
 
+import errno
 import fcntl
 import os
 import secrets
@@ -77,19 +78,29 @@ def secret(path: str) -> bytes:
         os.close(fd)
     if mode & 0o077:
         raise SourceError(f"{path}: others can read this key; `chmod 600` it, or remove it")
-    if len(key) != _SECRET_BYTES:
+    # Zeros are what a power loss can leave of a key: everybody could guess them.
+    if len(key) != _SECRET_BYTES or not any(key):
         raise SourceError(f"{path}: is no key of {_SECRET_BYTES} bytes; remove it")
     return key
 
 
 def _read_or_fill(fd: int) -> bytes:
+    # One that is there is read without a lock: NFS gives none for a file that is open for reading.
+    return os.pread(fd, _SECRET_BYTES + 1, 0) or _filled(fd)
+
+
+def _filled(fd: int) -> bytes:
     # Servers that start at the same moment must end with the same key: who has the lock first
     # fills the file, the others find it full.
     fcntl.flock(fd, fcntl.LOCK_EX)
     key = os.pread(fd, _SECRET_BYTES + 1, 0)
-    if not key:
-        key = secrets.token_bytes(_SECRET_BYTES)
-        os.pwrite(fd, key, 0)
+    if key:
+        return key
+    key = secrets.token_bytes(_SECRET_BYTES)
+    taken = os.pwrite(fd, key, 0)
+    if taken != len(key):
+        os.ftruncate(fd, 0)  # for who comes next, when there is room
+        raise OSError(errno.ENOSPC, f"took {taken} of {len(key)} bytes")
     return key
 
 
