@@ -79,6 +79,17 @@ def test_the_same_waker_twice_is_two_wakers():
     assert calls == [1]
 
 
+def test_a_waker_is_called_once_however_often_stop_is_said():
+    abort = Abort()
+    calls = []
+    forget = abort.on_set(lambda: (calls.append(1), abort.set("again")))
+    abort.set("first")
+    forget()
+    forget()
+    assert calls == [1]
+    assert abort.reason == "first"
+
+
 def test_a_waker_may_say_stop_itself():
     first, second = Abort(), Abort()
     with first.waking(lambda: second.set(first.reason)), second.waking(lambda: first.set("loop")):

@@ -3,6 +3,7 @@
 import contextlib
 import math
 import os
+import queue
 import signal
 import sys
 import threading
@@ -193,27 +194,29 @@ def _tell_landed(inbox: Inbox) -> None:
                 click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
 
 
-def _wait(stop: threading.Event, most_s: float | None) -> None:
+def _wait(stop: "queue.SimpleQueue[int]", most_s: float | None) -> None:
     """Until somebody says stop, or so long.
 
     In short steps: a signal that reaches another thread does not wake this one, which has to act.
     """
     until = math.inf if most_s is None else time.monotonic() + most_s
-    while not stop.wait(max(0.0, min(_LOOK_S, until - time.monotonic()))):
-        if time.monotonic() >= until:
+    while time.monotonic() < until:
+        with contextlib.suppress(queue.Empty):
+            stop.get(timeout=max(0.0, min(_LOOK_S, until - time.monotonic())))
             return
 
 
-def _told_to_stop() -> threading.Event:
-    """What a signal sets from now on, instead of ending the process where it stands.
+def _told_to_stop() -> "queue.SimpleQueue[int]":
+    """What a signal is put into from now on, instead of ending the process where it stands.
 
     One that whoever started the process let it ignore is still ignored: SIGHUP under `nohup`,
     SIGINT where a script put it into the background.
     """
-    stop = threading.Event()
+    # An `Event` has a lock, which the thread that a handler interrupts may hold.
+    stop: queue.SimpleQueue[int] = queue.SimpleQueue()
 
     def end(number: int, frame: FrameType | None) -> None:
-        stop.set()
+        stop.put(number)
 
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is not signal.SIG_IGN:
