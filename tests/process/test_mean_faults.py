@@ -12,6 +12,8 @@ import pytest
 import weighlock
 from process.chaos import Rules
 from process.chaos_fixtures import chaos, server  # noqa: F401
+from process.chaos_peers import owner
+from threads import no_more_threads
 from waiting import until
 from weighlock.errors import CombineError, PeerLost, TransferError
 
@@ -52,6 +54,24 @@ def test_urls_opened_catalogs_and_files_go_together(urls, tmp_path):
         for out in (None, tmp_path / "out"):
             with weighlock.mean([urls[0], opened, tmp_path / "2"], [3, 1, 2], out) as found:
                 same(found, weighlock.mean(MODELS, [3, 1, 2]))
+
+
+def test_where_there_are_no_more_threads_one_reads_and_works(tmp_path, no_leaks):
+    """Whoever would read ahead, or help, is done without."""
+    for number in range(2):
+        weighlock.save(tmp_path / str(number), MODELS[number], durable=False)
+    with (
+        owner(path=tmp_path / "0") as one,
+        owner(path=tmp_path / "1") as other,
+        weighlock.open(one.url) as first,
+        weighlock.open(other.url) as second,
+    ):
+        with weighlock.mean([first, second], threads=3) as found:
+            want = {name: ref.load() for name, ref in found.items()}
+        with no_more_threads(), weighlock.mean([first, second], threads=3) as found:
+            assert {name: ref.load().tobytes() for name, ref in found.items()} == {
+                name: array.tobytes() for name, array in want.items()
+            }
 
 
 def test_who_is_lost_midway_fails_the_mean_by_name(urls, chaos, tmp_path):  # noqa: F811

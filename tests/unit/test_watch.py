@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from threads import no_more_threads
 from waiting import until
 from weighlock.sharing.watch import Watch
 
@@ -104,6 +105,19 @@ def test_it_can_be_closed_while_a_look_takes_long(watch):
     hold.set()
     closing.join(20)
     assert not closing.is_alive()
+
+
+def test_where_there_are_no_more_threads_it_begins_when_there_are(watch, caplog):
+    life, other = Life(), Life()
+    with no_more_threads():
+        watch.note(life, 0)
+    assert "nobody looks after shares" in caplog.text
+    watch.note(other, 1000)
+    until(lambda: life.looks == 1)
+    never = Watch()
+    with no_more_threads():
+        never.note(life, 0)
+    never.close()
 
 
 def test_after_its_end_nothing_is_looked_at(watch):

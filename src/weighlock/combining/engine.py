@@ -134,13 +134,15 @@ class _Run:
                     source.keep_at_most(kept_blocks(len(self._sources)))
             readers = min(_READERS, self._shape[0] * _AHEAD)
             self._pool = ThreadPoolExecutor(readers, thread_name_prefix="weighlock-ahead")
-        helpers = [
-            threading.Thread(target=self._work, name="weighlock-combine")
-            for _ in range(self._threads - 1)
-        ]
+        helpers: list[threading.Thread] = []
         try:
-            for helper in helpers:
-                helper.start()
+            for _ in range(self._threads - 1):
+                helper = threading.Thread(target=self._work, name="weighlock-combine")
+                helpers.append(helper)
+                try:
+                    helper.start()
+                except RuntimeError:  # the system has no more: those that there are do it all
+                    break
             self._work()
         except BaseException as error:  # Ctrl-C: the others stop after their block
             self._failure = self._failure or error
@@ -189,8 +191,31 @@ class _Run:
             if block.is_first:
                 self._prepare(rows, row)
             if self._pool is not None and is_remote(ref):
-                taken.coming[row] = self._pool.submit(self._read_ahead, taken, row)
+                self._have_read(self._pool, taken, row)
         return taken
+
+    def _have_read(self, pool: ThreadPoolExecutor, taken: _Taken, row: int) -> None:
+        """Have a row read ahead; where the system has no more threads, it is read when needed."""
+        coming: Future[None] = Future()
+
+        def read() -> None:
+            if not coming.set_running_or_notify_cancel():
+                return
+            try:
+                self._read_ahead(taken, row)
+            except BaseException as error:  # told to whoever needs the row
+                coming.set_exception(error)
+            else:
+                coming.set_result(None)
+
+        try:
+            pool.submit(read)
+        except RuntimeError:
+            # It may have been taken on all the same, and must not be read when its buffer is used
+            # for another block.
+            if coming.cancel():
+                return
+        taken.coming[row] = coming
 
     def _read_ahead(self, taken: _Taken, row: int) -> None:
         ref = taken.rows.part.refs[row]

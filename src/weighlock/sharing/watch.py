@@ -54,10 +54,7 @@ class Watch:
             is_sooner = due < self._next
             self._next = min(due, self._next)
             if self._thread is None:
-                self._thread = threading.Thread(
-                    target=self._look_on, name="weighlock-watch", daemon=True
-                )
-                self._thread.start()
+                self._thread = self._started()
         if is_sooner:
             self._wake.set()
 
@@ -74,6 +71,16 @@ class Watch:
         self._wake.set()
         if thread is not None and thread is not threading.current_thread():
             thread.join(_END_S)
+
+    def _started(self) -> threading.Thread | None:
+        """The thread that looks; None if the system has none to spare: the next note tries."""
+        thread = threading.Thread(target=self._look_on, name="weighlock-watch", daemon=True)
+        try:
+            thread.start()
+        except (RuntimeError, MemoryError) as error:
+            _log.warning("nobody looks after shares for now: %s", error)
+            return None
+        return thread
 
     def _look_on(self) -> None:
         now = time.monotonic()
