@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 
 import weighlock
+from conftest import needs_strace
 from process.chaos import Rules
 from process.chaos_fixtures import chaos, server  # noqa: F401
 from process.chaos_peers import owner
@@ -113,6 +114,62 @@ def test_a_contribution_that_dies_on_its_way_is_not_counted(urls, chaos, tmp_pat
         found = mean.finish()
         want = weighlock.mean([MODELS[0], MODELS[2]])
         assert found["w"].load().tobytes() == want["w"].load().tobytes()
+
+
+COUNTED = """
+import resource, sys
+import numpy as np
+import weighlock
+
+directory, what = sys.argv[1:]
+descriptors = resource.getrlimit(resource.RLIMIT_NOFILE)
+
+def use_up(done, total):
+    resource.setrlimit(resource.RLIMIT_NOFILE, (3, descriptors[1]))
+
+def interrupt(frame, event, arg):
+    if event == "return" and frame.f_code.co_name == "rename":
+        sys.setprofile(None)
+        raise KeyboardInterrupt
+
+progress = use_up if what == "descriptors" else None
+mean = weighlock.Mean(directory, durable=what == "sync", progress=progress)
+if what == "interrupt":
+    sys.setprofile(interrupt)
+try:
+    mean.add({"w": np.ones(1000, np.float32)}, name="a")
+except (weighlock.WeighlockError, KeyboardInterrupt) as error:
+    print(type(error).__name__, error, *getattr(error, "__notes__", ()))
+else:
+    print("counted")
+resource.setrlimit(resource.RLIMIT_NOFILE, descriptors)
+print(list(mean.weights), list(weighlock.Mean(directory).weights))
+"""
+
+
+def test_a_result_that_is_in_its_place_is_not_opened_to_be_counted(tmp_path, run_python):
+    """D16: without a descriptor left it counts, and no error says that it does not."""
+    said = run_python(COUNTED, tmp_path, "descriptors").stdout.splitlines()
+    assert said == ["counted", "['a'] ['a']"]
+
+
+def test_ctrl_c_after_the_rename_says_that_it_counts(tmp_path, run_python):
+    said = run_python(COUNTED, tmp_path, "interrupt").stdout.splitlines()
+    assert said == ["KeyboardInterrupt  a is counted", "['a'] ['a']"]
+
+
+@needs_strace
+@pytest.mark.parametrize(("when", "counts"), [(1, False), (2, True)])
+def test_a_sync_that_fails_tells_whether_it_counts(tmp_path, when, counts):
+    """Of the file: it is discarded. Of its directory: it is in its place, for now."""
+    tracing = ["strace", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync"]
+    tracing += ["-e", f"inject=fsync:error=EIO:when={when}"]
+    command = [*tracing, sys.executable, "-c", COUNTED, str(tmp_path), "sync"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    error, weights = done.stdout.splitlines()
+    assert error.startswith("NotDurable")
+    assert ("a: is counted: " in error) is counts
+    assert weights == ("['a'] ['a']" if counts else "[] []")
 
 
 ADDING = """

@@ -63,6 +63,19 @@ def test_what_was_not_made_into_a_mean_yet_is_kept(tmp_path):
     assert os.listdir(tmp_path) == []
 
 
+def test_what_another_process_added_after_the_mean_was_made_is_kept(tmp_path):
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        mean.add(MODELS[0], name="a")
+        mean.finish()
+        weighlock.Mean(tmp_path, durable=False).add(MODELS[1], name="b")
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        assert list(mean.weights) == ["a", "b"]
+        mean.finish()
+        weighlock.Mean(tmp_path, durable=False).close()
+        weighlock.Mean(tmp_path, durable=False).add(MODELS[0], name="a")  # begun anew
+    assert os.listdir(tmp_path) == ["accumulator.safetensors"]
+
+
 def test_names_mean_nothing(tmp_path):
     with weighlock.Mean(tmp_path, durable=False) as mean:
         for value, name in ((3, "what was added before"), (5, "x"), (10, "contribution 1")):

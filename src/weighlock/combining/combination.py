@@ -24,7 +24,7 @@ from weighlock.combining.contributors import (
 )
 from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
-from weighlock.combining.outcome import Out, Report, target_for
+from weighlock.combining.outcome import Out, Report, Target, target_for
 from weighlock.combining.plan import Part
 from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
@@ -128,11 +128,34 @@ class Combination:
         )
 
     def of(self, given: Given, part_of: PartOf) -> Catalog:
-        """The result. On any exception the destination is untouched and nothing lies beside it.
+        """The result. On any exception nothing lies beside the destination, which is untouched.
+
+        Only if the result cannot be synced with its directory, or not be opened, is it in place.
 
         A contributor that is lost either ends this, or is left out as if it had never been given:
         what was made with it is thrown away, and all begins anew.
         """
+        target, report = self._made(given, part_of)
+        try:
+            catalog = target.catalog()
+        except BaseException:
+            target.discard()
+            raise
+        if self.report is not None:
+            self.report(report)
+        for note in report.notes():
+            catalog = catalog.noted(note)
+        return catalog
+
+    def put(self, given: Given, part_of: PartOf) -> None:
+        """As `of`, for whoever only wants it in its place: nothing is opened, or told, after that.
+
+        Raises:
+            NotDurable: an fsync failed. Only if that was the directory's is the result in place.
+        """
+        self._made(given, part_of)
+
+    def _made(self, given: Given, part_of: PartOf) -> tuple[Target, Report]:
         excluded: dict[str, str] = {}
         while True:
             try:
@@ -148,7 +171,9 @@ class Combination:
                         f"every contributor was lost; the last one: {lost.error}", contributor=label
                     ) from lost.error
 
-    def _once(self, given: Given, part_of: PartOf, excluded: Mapping[str, str]) -> Catalog:
+    def _once(
+        self, given: Given, part_of: PartOf, excluded: Mapping[str, str]
+    ) -> tuple[Target, Report]:
         with ExitStack() as closing:
             contributors = [
                 Contributor(label, self._opened(number, value, label, closing), weight)
@@ -170,16 +195,11 @@ class Combination:
             )
             try:
                 combine_blocks(parts, target, self._setting(contributors))
-                catalog = target.finish()
+                target.finish()
             except BaseException:
                 target.discard()
                 raise
-        report = _report(parts, tensors, contributors, excluded)
-        if self.report is not None:
-            self.report(report)
-        for note in report.notes():
-            catalog = catalog.noted(note)
-        return catalog
+        return target, _report(parts, tensors, contributors, excluded)
 
     def _opened(self, number: int, value: Combinable, label: str, closing: ExitStack) -> Catalog:
         try:

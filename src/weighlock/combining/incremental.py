@@ -31,13 +31,14 @@ from weighlock.combining.rounding import is_averaged, unit_dtype
 from weighlock.combining.rows import is_near
 from weighlock.combining.sums import WeightedSum
 from weighlock.disk.exclusion import exclusively
-from weighlock.disk.place import make_directories
+from weighlock.disk.place import make_directories, sync_removed
 from weighlock.disk.removal import remove
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, LocalProtocolError, SourceError, WeighlockError
 from weighlock.formats.detect import open_catalog
 from weighlock.lifetimes import Lifetime
+from weighlock.sources.local import Fingerprint
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import TensorSpec
@@ -95,8 +96,8 @@ class Mean(Lifetime):
         self._options = options
         self._lock = threading.Lock()
         self._closed = False
-        self._is_finished = False
-        """The mean of all that was added has been made."""
+        self._finished: Fingerprint | None = None
+        """The accumulator of which the mean has been made; None if something was added since."""
         place = directory.path if isinstance(directory, Spool) else directory
         self._directory = os.path.abspath(os.fspath(place))
         make_directories(self._directory)
@@ -107,8 +108,12 @@ class Mean(Lifetime):
                 self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
 
     def _leave(self, error: BaseException | None) -> None:
-        if error is None and self._is_finished:
-            self.close()
+        if error is not None or self._finished is None:
+            return
+        with self._lock, exclusively(self._directory):
+            # Another process may have added to it since: of that no mean was made.
+            if not self._closed and self._fingerprint() == self._finished:
+                self._remove()
 
     def __len__(self) -> int:
         return len(self._ledger.weights)
@@ -119,7 +124,10 @@ class Mean(Lifetime):
         return dict(self._ledger.weights)
 
     def add(self, catalog: Combinable, weight: float = 1.0, name: str | None = None) -> None:
-        """Count a contribution. It counts entirely or, on any exception, not at all.
+        """Count a contribution. It counts entirely or not at all.
+
+        On any exception it does not count, except that Ctrl-C, or the last sync of a disk that
+        fails, may come when it does already: then the error says so, and `weights` names it.
 
         What has to come over the network is brought here first, while others may be counted.
 
@@ -132,6 +140,7 @@ class Mean(Lifetime):
             CombineError: shapes, dtypes, names, numbers or the weight are refused.
             SourceError, TransferError: it could not be read.
             DiskError: the accumulator could not be written; it is as it was.
+            NotDurable: or it was written, and might not survive a power loss; the error tells.
         """
         label = name or f"contribution {len(self) + 1}"
         if not checked_weight(weight, label):
@@ -145,7 +154,7 @@ class Mean(Lifetime):
                 before = self._read(closing)
                 if name is None:
                     label = f"contribution {len(self) + 1}"
-                self._is_finished = False
+                self._finished = None
                 self._count(label, landed, float(weight), before)
 
     def finish(self, out: Out = None, **options: Unpack[Options]) -> Catalog:
@@ -162,6 +171,7 @@ class Mean(Lifetime):
         abort = options.get("abort", self._options.get("abort"))
         with self._lock, exclusively(self._directory, abort), ExitStack() as closing:
             self._check_open()
+            fingerprint = self._fingerprint()
             before = self._read(closing)
             if before is None:
                 raise CombineError("there is nothing to combine: nobody was added")
@@ -182,7 +192,7 @@ class Mean(Lifetime):
             given: Given = [(_ACCUMULATOR, before, 1.0)]
             asked["report"] = reports.append
             result = Combination.asked(out, asked).of(given, part_of)
-            self._is_finished = True
+            self._finished = fingerprint
         report = replace(reports[0], weights=ledger.shares(), skipped=ledger.lacking)
         if tell is not None:
             tell(report)
@@ -191,11 +201,27 @@ class Mean(Lifetime):
         return result
 
     def close(self) -> None:
-        """Remove the accumulator. Idempotent."""
+        """Remove the accumulator, whatever is in it. Idempotent.
+
+        Raises:
+            DiskError: it cannot be removed. NotDurable: a power loss may bring it back.
+        """
         with self._lock:
             if not self._closed:
-                self._closed = True
-                remove(self._path)
+                self._remove()
+
+    def _remove(self) -> None:
+        self._closed = True
+        remove(self._path)
+        if self._options.get("durable", True):
+            sync_removed(self._path)  # back again, it would count in another mean
+
+    def _fingerprint(self) -> Fingerprint | None:
+        """What tells the accumulator from any other; None if there is none."""
+        try:
+            return Fingerprint.of(os.stat(self._path))
+        except OSError:
+            return None
 
     def _check_open(self) -> None:
         if self._closed:
@@ -253,8 +279,26 @@ class Mean(Lifetime):
         options: Options = {**self._options, "metadata": {LEDGER_KEY: after.text()}}
         options["on_lost"] = "error"  # without it there would be nothing to count
         options["report"] = None
-        Combination.asked(self._path, options, same_dtype=False).of(given, part_of).close()
-        self._ledger = after
+        try:
+            Combination.asked(self._path, options, same_dtype=False).put(given, part_of)
+            self._ledger = after
+        except BaseException as error:
+            self._see_counted(label, error)
+            raise
+
+    def _see_counted(self, label: str, error: BaseException) -> None:
+        """Have an error that came when a contribution counted already say so."""
+        try:
+            with ExitStack() as closing:
+                self._read(closing)
+        except WeighlockError:
+            return  # whoever adds next will see
+        if label not in self._ledger.weights:
+            return
+        if isinstance(error, WeighlockError):
+            named(error, f"{label}: is counted")
+        else:
+            error.add_note(f"{label} is counted")
 
     def _check_dtypes(self, label: str, dtypes: Mapping[str, DType]) -> None:
         for name, dtype in dtypes.items():

@@ -60,8 +60,11 @@ class Target(Protocol):
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
         """Take bytes of a tensor."""
 
-    def finish(self) -> Catalog:
-        """Everything came: the result."""
+    def finish(self) -> None:
+        """Everything came: put it in its place."""
+
+    def catalog(self) -> Catalog:
+        """The result, once it is in its place."""
 
     def discard(self) -> None:
         """Leave nothing behind."""
@@ -115,8 +118,10 @@ class _File:
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
         self._writer.write_part(spec, start, data)
 
-    def finish(self) -> Catalog:
+    def finish(self) -> None:
         self._writer.finish()
+
+    def catalog(self) -> Catalog:
         if isinstance(self._out, Spool):
             return self._writer.landed(self._limits)
         return open_catalog(self._out, self._limits)
@@ -143,7 +148,10 @@ class _Memory:
         else:
             byte_view(array)[start : start + len(data)] = data
 
-    def finish(self) -> Catalog:
+    def finish(self) -> None:
+        """There is nothing to put anywhere."""
+
+    def catalog(self) -> Catalog:
         refs = {spec.name: _in_memory(spec, self._arrays[spec.name]) for spec in self._specs}
         return Catalog(refs, self._metadata)
 

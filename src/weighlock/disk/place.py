@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from weighlock.disk.effects import Disk, PosixDisk
 from weighlock.errors import DiskError, NoSpace, NotDurable, WeighlockError
 
-__all__ = ["Place", "make_directories", "sync_directory", "sync_placed"]
+__all__ = ["Place", "make_directories", "sync_directory", "sync_placed", "sync_removed"]
 
 _NO_ROOM = {errno.ENOSPC, errno.EDQUOT}
 
@@ -185,5 +185,25 @@ def sync_placed(path: "str | os.PathLike[str]", disk: Disk | None = None) -> Non
         finally:
             os.close(fd)
         place.sync_directory()
+    finally:
+        place.close()
+
+
+def sync_removed(path: "str | os.PathLike[str]", disk: Disk | None = None) -> None:
+    """Make it survive a power loss that a file was removed.
+
+    Raises:
+        NotDurable: that failed. DiskError: its directory cannot be opened.
+    """
+    disk = disk or PosixDisk()
+    place = Place(path, disk)
+    try:
+        sync_directory(disk, place.directory)
+    except OSError as error:
+        raise NotDurable(
+            f"{place.path}: is removed, but its directory could not be synced: {error.strerror}; "
+            "a power loss may bring it back",
+            errno=error.errno,
+        ) from error
     finally:
         place.close()
