@@ -26,7 +26,6 @@ def test_blocks_are_a_partition(length):
         ]
         assert sum(block.units for block in mine) == whole.units
         assert [block.is_first for block in mine] == [True] + [False] * (len(mine) - 1)
-        assert [block.is_last for block in mine] == [False] * (len(mine) - 1) + [True]
         assert all(block.units * whole.row_width <= length for block in mine)
         assert all(block.first % 64 == 0 for block in mine)
 

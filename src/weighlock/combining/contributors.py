@@ -38,6 +38,7 @@ __all__ = [
     "checked_weight",
     "in_file_order",
     "is_loss",
+    "labelled",
     "named",
     "weighed",
 ]
@@ -98,7 +99,10 @@ def weighed(
     if isinstance(given, Mapping):
         pairs = [(str(name), value) for name, value in given.items()]
     else:
-        pairs = [(_label(n, len(given), value), value) for n, value in enumerate(given)]
+        pairs = [
+            (labelled(f"contributor {n + 1} of {len(given)}", value), value)
+            for n, value in enumerate(given)
+        ]
     if not pairs:
         raise CombineError("there is nothing to combine: no contributor was given")
     if isinstance(weights, Mapping):
@@ -139,11 +143,11 @@ def checked_weight(weight: object, label: str) -> float:
     return value
 
 
-def _label(number: int, count: int, value: Combinable) -> str:
-    place = f"contributor {number + 1} of {count}"
+def labelled(role: str, value: Combinable) -> str:
+    """What to call a contributor in errors: what it is here, and where it comes from."""
     if isinstance(value, str) and value.lower().startswith(("http://", "https://")):
-        return f"{place} ({shown(value)})"
-    return f"{place} ({os.fspath(value)})" if isinstance(value, (str, os.PathLike)) else place
+        return f"{role} ({shown(value)})"
+    return f"{role} ({os.fspath(value)})" if isinstance(value, (str, os.PathLike)) else role
 
 
 def named(error: WeighlockError, whose: str) -> None:

@@ -17,7 +17,7 @@ from typing import Protocol
 import numpy as np
 
 from weighlock.abort import Abort
-from weighlock.combining.contributors import Lost, named
+from weighlock.combining.contributors import Lost, is_loss, named
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
 from weighlock.combining.plan import Block, Part, kept_blocks, plan_blocks, row_bytes
 from weighlock.combining.rounding import numbers_per_unit, unit_bytes
@@ -251,7 +251,7 @@ class _Run:
         if isinstance(error, Aborted):
             return error
         named(error, f"{self._setting.labels[part.owners[row]]}: tensor {part.spec.name!r}")
-        return error if isinstance(error, FormatError) else Lost(part.owners[row], error)
+        return Lost(part.owners[row], error) if is_loss(error) else error
 
     def _finish(self, taken: _Taken, desk: Desk) -> None:
         part, block = taken.rows.part, taken.block

@@ -1,12 +1,11 @@
 """What else is made of models element by element: differences, steps, medians, trimmed means."""
 
 import math
-import os
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from weighlock.combining.combination import Combination, Given, Options
-from weighlock.combining.contributors import Combinable, Contributor, Shared, weighed
+from weighlock.combining.contributors import Combinable, Contributor, Shared, labelled, weighed
 from weighlock.combining.integers import Agreed, IntegerPolicy, IntegerSum
 from weighlock.combining.outcome import Out
 from weighlock.combining.plan import Part
@@ -63,7 +62,7 @@ def difference(
             kind = DType.I8
         return _step(shared, contributors, -1.0, kind, finite)
 
-    given: Given = [(_named("a", a), a, 1.0), (_named("b", b), b, 1.0)]
+    given: Given = [(labelled("a", a), a, 1.0), (labelled("b", b), b, 1.0)]
     return Combination.asked(out, options, same_dtype=False).of(given, part_of)
 
 
@@ -105,7 +104,7 @@ def apply(
             )
         return _step(shared, contributors, scale, shared.refs[0].dtype, finite)
 
-    given: Given = [(_named("base", base), base, 1.0), (_named("delta", delta), delta, 1.0)]
+    given: Given = [(labelled("base", base), base, 1.0), (labelled("delta", delta), delta, 1.0)]
     return Combination.asked(out, options, same_dtype=False).of(given, part_of)
 
 
@@ -229,12 +228,3 @@ def _trimmed(
 
     asked = Combination.asked(out, options, integers=integers)
     return asked.of(weighed(catalogs, None), part_of)
-
-
-def _named(role: str, value: Combinable) -> str:
-    from weighlock.sources.access import shown
-
-    if isinstance(value, (str, os.PathLike)):
-        text = os.fspath(value)
-        return f"{role} ({shown(text) if '://' in text else text})"
-    return role

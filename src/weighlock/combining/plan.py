@@ -67,7 +67,6 @@ class Block:
     first: int
     units: int
     is_first: bool
-    is_last: bool
 
 
 def row_bytes(rows: int, *, under_way: int, sources: int = 0) -> int:
@@ -96,7 +95,7 @@ def plan_blocks(parts: Sequence[Part], max_row_bytes: int) -> Iterator[Block]:
         first = 0
         while True:
             units = min(step, total - first)
-            yield Block(number, first, units, first == 0, first + units == total)
+            yield Block(number, first, units, first == 0)
             first += units
             if first == total:
                 break

@@ -24,6 +24,7 @@ from weighlock.sharing.routes import (
     failure,
     find,
     gone,
+    json_answer,
     not_allowed,
 )
 from weighlock.sharing.shared import Share
@@ -122,7 +123,7 @@ class Answering:
             if isinstance(inbox, str) and method == "POST":
                 genuine = is_genuine(self._key, route.inbox_id, route.sender, mac)
                 if genuine and self._offers.was_confirmed(route.inbox_id, route.sender):
-                    return failure(200, landed=True)
+                    return json_answer(200, landed=True)
             if not isinstance(inbox, str):
                 time.sleep(_MISS_PAUSE_S)
             return gone(inbox if isinstance(inbox, str) else None)

@@ -34,7 +34,7 @@ from weighlock.limits import Budget, Limits
 from weighlock.sharing.arrival import Arrival, NotAwaited
 from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.placing import NotPlaced
-from weighlock.sharing.routes import HASH_WAIT_S, Answer, busy, failure, gone, hashing
+from weighlock.sharing.routes import HASH_WAIT_S, Answer, busy, failure, gone, hashing, json_answer
 from weighlock.sharing.share import Event
 from weighlock.sources.access import NAME
 from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES
@@ -149,12 +149,12 @@ class Reception:
             has_landed = inbox.finish(sender, report.attempt, report.root)
             if has_landed is False:
                 return failure(409, error="what is here differs")
-            return failure(200, landed=bool(has_landed), landing=has_landed is None)
+            return json_answer(200, landed=bool(has_landed), landing=has_landed is None)
         if report.state == "alive":
             inbox.report(sender, Event.ALIVE, report.attempt)
         else:
             inbox.give_up(sender, Event(report.state), report.attempt, report.cause)
-        return failure(200, landed=False)
+        return json_answer(200, landed=False)
 
     def receive(
         self, inbox: Inbox, route: InboxRoute, headers: Mapping[str, str], body: Body
@@ -183,7 +183,7 @@ class Reception:
             _fill_in_time(body, memoryview(header))
             with self._announcing:
                 arrival = inbox.begin(sender, attempt, bytes(header), int(size))
-        return failure(200, has_some=arrival.has_some, alive_s=inbox.alive_s)
+        return json_answer(200, has_some=arrival.has_some, alive_s=inbox.alive_s)
 
     @contextlib.contextmanager
     def _room(self, budget: Budget, count: int) -> Iterator[None]:
@@ -232,7 +232,7 @@ class Reception:
                     told_at = time.monotonic()
                     inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
-        return failure(200, bytes=arrival.bytes_here)
+        return json_answer(200, bytes=arrival.bytes_here)
 
 
 def _why_not(inbox: Inbox, sender: str, arrival: Arrival) -> WeighlockError:

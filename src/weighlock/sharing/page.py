@@ -20,7 +20,7 @@ from weighlock.errors import LocalProtocolError, SourceChanged, WeighlockError
 from weighlock.sharing.board import Board, Shown, TakingPart, rows
 from weighlock.sharing.inspection import Inspection, Partly
 from weighlock.sharing.metrics import Family, exposition
-from weighlock.sharing.routes import Answer, failure, gone, not_allowed
+from weighlock.sharing.routes import Answer, busy, failure, gone, json_answer, not_allowed
 from weighlock.sharing.share import FINAL, State
 from weighlock.sharing.shared import Share
 
@@ -165,16 +165,15 @@ class Page:
         except (WeighlockError, MemoryError) as error:
             return failure(500, error="unreadable", cause=type(error).__name__)
         if found is None:
-            busy = failure(503, error="another tensor is being looked at")
-            return Answer(503, {**busy.headers, "Retry-After": "1"}, busy.body)
+            return busy("another tensor is being looked at")
         if isinstance(found, Partly):
-            partly = failure(202, done=found.done_bytes, of=found.of_bytes)
+            partly = json_answer(202, done=found.done_bytes, of=found.of_bytes)
             return Answer(202, {**partly.headers, "Retry-After": "0"}, partly.body)
         return _reply(name=name, statistics=found)
 
 
 def _reply(**facts: object) -> Answer:
-    return failure(200, **facts)
+    return json_answer(200, **facts)
 
 
 def _share_facts(shown: Shown) -> dict[str, object]:

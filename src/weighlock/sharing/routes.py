@@ -25,6 +25,7 @@ __all__ = [
     "find",
     "gone",
     "hashing",
+    "json_answer",
     "not_allowed",
     "requested_span",
 ]
@@ -75,10 +76,15 @@ def find(path: str) -> Route | None:
     return Route(share_id, None if page is None else int(page), receiver)
 
 
-def failure(status: int, **facts: object) -> Answer:
-    """A reply that says in JSON what is the matter. Never to be kept by a cache."""
+def json_answer(status: int, **facts: object) -> Answer:
+    """A reply that tells facts in JSON. Never to be kept by a cache."""
     headers = {"Content-Type": "application/json", "Cache-Control": "no-store"}
     return Answer(status, headers, msgspec.json.encode(facts))
+
+
+def failure(status: int, **why: object) -> Answer:
+    """A reply that says what is the matter: with a status of 400 and more."""
+    return json_answer(status, **why)
 
 
 def not_allowed(methods: str) -> Answer:
@@ -232,7 +238,7 @@ def answer_report(share: Share, name: str, mac: str | None, body: bytes) -> Answ
     if share.ended is not None and report.state != "landed":
         return gone(share.ended)
     confirmed = report.state == "landed" and share.has_landed(name)
-    return failure(200, lives=share.ended is None, confirmed=confirmed, alive_s=share.alive_s)
+    return json_answer(200, lives=share.ended is None, confirmed=confirmed, alive_s=share.alive_s)
 
 
 def answer_confirmed(body: bytes) -> Answer | None:
@@ -244,4 +250,4 @@ def answer_confirmed(body: bytes) -> Answer | None:
     report = read_report(body)
     if report is None or report.state != "landed":
         return None
-    return failure(200, lives=False, confirmed=True)
+    return json_answer(200, lives=False, confirmed=True)
