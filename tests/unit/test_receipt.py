@@ -80,7 +80,8 @@ def test_answers(make_receipt, answer, said):
         (reply(410, {}, b'{"reason": "revoked"}'), ShareGone),
         (reply(410, {}, b'{"reason": "changed"}'), SourceChanged),
         (reply(503, {}), PeerLost),
-        (reply(500, {}, b'{"cause": "ShortRead"}'), SourceError),
+        (reply(500, {}, b'{"error": "unreadable", "cause": "ShortRead"}'), SourceError),
+        (reply(500, {}, b'{"cause": "Timeout"}'), PeerLost),  # of whatever stands in between
         (None, PeerLost),
     ],
 )

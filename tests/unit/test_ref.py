@@ -596,7 +596,7 @@ inside, done = threading.Event(), threading.Event()
 
 
 def hold():
-    with catalog._refs._lock:
+    with catalog._refs._lock():
         inside.set()
         done.wait()
 
