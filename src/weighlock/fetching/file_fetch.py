@@ -211,6 +211,7 @@ class FileFetch:
                     blocks = take_from_base(source, base, blocks, landing, self._counting(progress))
             self._how.puller(source).pull(blocks, landing, progress)
             whole.complete()
+            landing = whole  # what the journal said is cut off
             with closing(FileSource(file.temporary_path)) as complete:
                 open_catalog(complete, self._how.limits)  # it is what it claims to be
             file.commit()
