@@ -1,5 +1,6 @@
 """Every way of fetching from a real server: to memory, arrays, modules, files; parts and rounds."""
 
+import gc
 import itertools
 import multiprocessing
 import os
@@ -12,8 +13,11 @@ import numpy as np
 import pytest
 
 import weighlock
+from conftest import open_descriptors
 from process.counting_proxy import counting_proxy
+from waiting import until
 from weighlock.errors import Aborted, LayoutError, LimitExceeded, LocalProtocolError
+from weighlock.sources.access import Address
 
 torch = pytest.importorskip("torch")
 
@@ -185,6 +189,28 @@ def test_streaming_gives_every_tensor_in_the_order_of_the_file(url):
     assert len(list(weighlock.stream(url, names="layer.*"))) == 6
     with pytest.raises(LayoutError, match="no tensor matches 'nothing'"):
         next(weighlock.stream(url, names="nothing"))
+
+
+@pytest.mark.parametrize("way", ["open", "message"])
+def test_what_nobody_closed_ends_with_its_last_ref(url, way):
+    """Not with the next collection of garbage, which may find its sockets first."""
+    before = open_descriptors()
+    gc.disable()
+    try:
+        if way == "open":
+            catalog = weighlock.open(url)
+        else:
+            body = weighlock.pack(weighlock.open(url)).seal()
+            address = Address.of(url)
+            access = weighlock.Access(allow=[f"{address.host}:{address.port}"])
+            catalog = weighlock.unpack(body, access=access)
+        for name in MODEL:
+            catalog[name].load()
+        assert open_descriptors() != before
+        del catalog
+        until(lambda: open_descriptors() == before)  # the server's own end as well
+    finally:
+        gc.enable()
 
 
 def test_a_stream_that_is_left_ends_its_connections(url):

@@ -138,6 +138,7 @@ def test_a_disk_that_syncs_slowly_is_waited_for(no_leaks, tmp_path):
     slow = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync")
     slow += ("-e", "inject=fsync:delay_enter=3s:when=1")
     place = tmp_path / "in"
+    place.mkdir()  # so that its own making is not synced
     with inbox_process(place, tmp_path / "secret", "--sender", "a", under=slow) as process:
         limits = Limits(idle_s=1.5, patience_s=1.5)
         pushed = weighlock.push(process.urls["a"], model(2.2), limits=limits)
@@ -155,6 +156,7 @@ def test_a_push_begins_while_another_is_put_in_its_place(no_leaks, tmp_path):
     slow += ("-e", "inject=fsync:delay_enter=4s:when=2")
     place = tmp_path / "in"
     names = ("--sender", "a", "--sender", "b")
+    place.mkdir()  # so that its own making is not synced
     with inbox_process(place, tmp_path / "secret", *names, under=slow) as process:
         first = InThread(weighlock.push, process.urls["a"], model(2.2))
         until((place / "a.safetensors").exists)
@@ -172,6 +174,7 @@ def test_a_disk_that_fails_slowly_is_told_to_who_waits(no_leaks, chaos, tmp_path
     failing = ("strace", "-D", "-f", "-qq", "-o", "/dev/null", "-e", "trace=fsync")
     failing += ("-e", "inject=fsync:error=EIO:delay_enter=2s")
     place, tensors = tmp_path / "in", model(2.2)
+    place.mkdir()  # so that its own making is not synced
     with inbox_process(place, tmp_path / "secret", "--sender", "a", under=failing) as process:
         proxy = chaos.proxy(process.urls["a"])
         with pytest.raises(Refused, match="the inbox failed: NotDurable"):

@@ -8,6 +8,7 @@ import logging
 import random
 import threading
 import time
+import weakref
 from collections.abc import Callable, Iterator
 from typing import TypeVar
 
@@ -52,7 +53,7 @@ class Connections:
         self.secured: set[str] = set()
         """Origins that have spoken TLS."""
         self._closed = False
-        self._forget = self.abort.on_set(self.shut)
+        self._forget = self.abort.on_set(_weakly(self.shut))
 
     @property
     def is_closed(self) -> bool:
@@ -79,6 +80,8 @@ class Connections:
             connection.shut()
 
     def __del__(self) -> None:
+        if hasattr(self, "_forget"):
+            self._forget()
         for own in getattr(self, "_own", ()):
             for connection in own.idle:
                 connection.close()
@@ -134,6 +137,22 @@ class Connections:
                     patience = f"{self.limits.patience_s:g} s"
                     _log.info("%s; trying again for up to %s", error, patience)
             sleep(pause)
+
+
+def _weakly(method: Callable[[], None]) -> Callable[[], None]:
+    """Calls a method of an object as long as there is one.
+
+    An abort that held on to connections would be held by them, and what nobody closed would end
+    with the next collection of garbage, its sockets perhaps before it.
+    """
+    weak = weakref.WeakMethod(method)
+
+    def call() -> None:
+        found = weak()
+        if found is not None:
+            found()
+
+    return call
 
 
 class _Own:

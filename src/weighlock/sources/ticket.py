@@ -5,6 +5,7 @@ URLs that a program chose are its own business; those in messages are input. Not
 """
 
 import threading
+import weakref
 from collections import OrderedDict
 
 from weighlock.abort import Abort
@@ -161,7 +162,8 @@ class Tickets:
     def __init__(self, access: Access | None = None, limits: Limits | None = None) -> None:
         self.access = access or Access()
         self.limits = limits or Limits()
-        self._recent: OrderedDict[int, TicketSource] = OrderedDict()
+        # Weakly: a source that nobody has any more ends, with its connections.
+        self._recent: OrderedDict[int, weakref.ref[TicketSource]] = OrderedDict()
         self._lock = PerProcess(threading.Lock)
 
     def __call__(self, ticket: str, size: int) -> TicketSource:
@@ -171,12 +173,14 @@ class Tickets:
     def will_read(self, source: TicketSource) -> None:
         """Keep this one connected, the last few opened, and let go of all others."""
         with self._lock():
-            self._recent[id(source)] = source
+            self._recent[id(source)] = weakref.ref(source)
             self._recent.move_to_end(id(source))
             over = len(self._recent) - _OPENED
             old = [self._recent.popitem(last=False)[1] for _ in range(max(0, over))]
-            others = [other for other in self._recent.values() if other is not source]
-        for other in old:
-            other.let_go()
-        for other in others:
-            other.rest()
+            others = list(self._recent.values())
+        for reference in old:
+            if (other := reference()) is not None:
+                other.let_go()
+        for reference in others:
+            if (other := reference()) is not None and other is not source:
+                other.rest()
