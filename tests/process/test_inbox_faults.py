@@ -361,7 +361,6 @@ def test_C14_latency_and_thin_slices_only_take_longer(server, chaos, tmp_path):
         tensors,
         up=Rules(latency_s=0.002, slice_bytes=8000),
         down=Rules(latency_s=0.05),
-        limits=IMPATIENT,
     )
     call.end()
     assert holds(tmp_path / "in" / "a.safetensors", tensors)
