@@ -5,20 +5,16 @@ import tracemalloc
 import numpy as np
 import pytest
 from blake3 import blake3
+from transfer_samples import content
 
 import weighlock
 from weighlock.disk.resumable import ResumableFile
 from weighlock.errors import ChunkCorrupt, LayoutError, PeerLost, Refused
 from weighlock.sharing.arrival import Arrival, NotAwaited, root_of
 
+__all__ = ["content"]  # a fixture of this module
+
 MB = 1 << 20
-
-
-@pytest.fixture
-def content(tmp_path):
-    path = tmp_path / "laid-out"
-    weighlock.save(path, {"x": np.arange(600_000, dtype=np.float32)}, durable=False)
-    return path.read_bytes()
 
 
 @pytest.fixture

@@ -10,11 +10,10 @@ import threading
 import time
 import weakref
 
-import numpy as np
 import pytest
 from blake3 import blake3
+from transfer_samples import content
 
-import weighlock
 from crash.disks import Around, FailingDisk
 from process.chaos_peers import InThread
 from threads import no_more_threads
@@ -29,6 +28,8 @@ from weighlock.sharing.inbox import Inbox
 from weighlock.sharing.offer import Ticketing
 from weighlock.sharing.placing import NotPlaced
 from weighlock.sharing.share import Life
+
+__all__ = ["content"]  # a fixture of this module
 
 pytestmark = pytest.mark.usefixtures("no_leaks")
 
@@ -63,13 +64,6 @@ class On(Directory):
     def file(self, name, size, promised_bytes):
         file = ResumableFile(self._of(name), disk=self.disk)
         return file, bool(file.adopted_bytes)
-
-
-@pytest.fixture
-def content(tmp_path):
-    path = tmp_path / "laid-out"
-    weighlock.save(path, {"x": np.arange(600_000, dtype=np.float32)}, durable=False)
-    return path.read_bytes()
 
 
 @pytest.fixture

@@ -12,7 +12,15 @@ from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Span
 from weighlock.transfer.pieces import Several
 
-__all__ = ["every_tensor", "expected_bytes", "read", "whole"]
+__all__ = ["content", "every_tensor", "expected_bytes", "read", "whole"]
+
+
+@pytest.fixture
+def content(tmp_path):
+    """A file of three blocks, as it travels."""
+    path = tmp_path / "laid-out"
+    weighlock.save(path, {"x": np.arange(600_000, dtype=np.float32)}, durable=False)
+    return path.read_bytes()
 
 
 def read(contents, offset, length):

@@ -24,12 +24,12 @@ from weighlock.cli.shared import (
     weights,
 )
 from weighlock.cli.text import counted, escaped, size
-from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.errors import UnsupportedDType
 from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata, save
 from weighlock.sources.access import Credential
 from weighlock.tensors.arrays import Array
-from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.catalog import Catalog, matching
 from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import TensorRef
@@ -187,12 +187,7 @@ def _chosen(
     dtype: DType | None,
     lost: Counter[str],
 ) -> Catalog:
-    if patterns:
-        catalog = catalog.select(*patterns)
-        if not catalog:
-            raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
-    else:
-        catalog = catalog.readable()
+    catalog = matching(catalog, patterns) if patterns else catalog.readable()
     for rename in renames:
         pattern, equals, text = rename.rpartition("=")  # the last: (?<=…) and (?=…) hold one too
         if not equals or not pattern:

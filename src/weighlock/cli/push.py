@@ -19,9 +19,9 @@ from weighlock.cli.shared import (
     transfer_bar,
 )
 from weighlock.cli.text import escaped, size
-from weighlock.errors import LayoutError
 from weighlock.limits import Limits
 from weighlock.sources.access import Address, Credential, shown
+from weighlock.tensors.catalog import matching
 
 __all__ = ["command"]
 
@@ -58,9 +58,7 @@ def command(
         sender = _own_name(path)
     with weighlock.open(path) as catalog:
         print_notes(catalog.notes, catalog.unreadable)
-        chosen = catalog.select(*patterns) if patterns else catalog.readable()
-        if patterns and not chosen:
-            raise LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+        chosen = matching(catalog, patterns) if patterns else catalog.readable()
         with transfer_bar(f"{path} → {shown(url)}") as progress:
             pushed = weighlock.push(
                 url,

@@ -6,7 +6,7 @@ Who sweeps and who takes up an unfinished file ask the same: is its maker provab
 from typing import Literal, TypeAlias
 
 from weighlock.disk.mounts import LOCAL
-from weighlock.disk.owner import NOBODY, Owner
+from weighlock.disk.owner import NOBODY, UNKNOWN_BOOT, Owner
 
 __all__ = ["Verdict", "judge"]
 
@@ -32,7 +32,7 @@ def judge(
         started: when the process of the owner's number started, "0" if there is none.
         kind: the file system it lies on.
     """
-    is_same_boot = owner is not None and owner.boot == here.boot != "0"
+    is_same_boot = owner is not None and owner.boot == here.boot != UNKNOWN_BOOT
     if owner is not None and is_same_boot and started == owner.started:
         return "alive", f"process {owner.pid} is alive"
     if is_locked:
@@ -45,7 +45,7 @@ def judge(
         return "unsure", "it does not say whose it is"
     if owner == NOBODY:
         return "dead", "its owner let go of it"
-    if "0" in (owner.boot, here.boot):
+    if UNKNOWN_BOOT in (owner.boot, here.boot):
         return "unsure", f"nothing is known of process {owner.pid}"
     if is_same_boot:
         return "dead", f"process {owner.pid} is gone"

@@ -54,7 +54,7 @@ class Owner:
         return None if found is None else cls(int(found[1]), found[2], found[3])
 
 
-NOBODY = Owner(0, "0", "0")
+NOBODY = Owner(0, "0", UNKNOWN_BOOT)
 """Owns what was let go of on purpose."""
 
 

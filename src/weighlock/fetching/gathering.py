@@ -8,11 +8,10 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.disk.spool import Spool
-from weighlock.errors import LayoutError
 from weighlock.fetching.filling import check_memory, into_arrays
 from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import open_url
-from weighlock.tensors.catalog import Beside, Catalog
+from weighlock.tensors.catalog import Beside, Catalog, matching
 from weighlock.tensors.convert import as_ref
 
 if TYPE_CHECKING:
@@ -29,7 +28,6 @@ __all__ = [
     "gather",
     "open_spread",
     "save_chosen",
-    "unmatched",
 ]
 
 Names: TypeAlias = Sequence[str] | Callable[[Catalog], Catalog]
@@ -125,15 +123,7 @@ def choose(remote: Catalog, names: "Names | None") -> Catalog:
         return remote
     if callable(names):
         return names(remote)
-    chosen = remote.select(*names)
-    if not chosen:
-        raise unmatched(names)
-    return chosen
-
-
-def unmatched(patterns: Sequence[str]) -> LayoutError:
-    """What to say where no name matches."""
-    return LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
+    return matching(remote, names)
 
 
 def _bytes_by_name(catalog: Catalog) -> int:

@@ -17,7 +17,7 @@ from weighlock.errors import FormatError, LayoutError, SourceError, WeighlockErr
 from weighlock.fetching.bases import is_copy
 from weighlock.fetching.file_fetch import FetchOptions, FileFetch
 from weighlock.fetching.filling import check_memory, into_arrays
-from weighlock.fetching.gathering import choose, open_spread, save_chosen, unmatched
+from weighlock.fetching.gathering import choose, open_spread, save_chosen
 from weighlock.fetching.landed_shards import LandedShards, in_the_way
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.remote import noted
@@ -27,7 +27,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Address, shown
 from weighlock.sources.http import HttpSource
 from weighlock.sources.local import FileSource
-from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.catalog import Catalog, unmatched
 from weighlock.tensors.filling import targets_of
 
 if TYPE_CHECKING:

@@ -5,7 +5,7 @@ Knows names, refs and metadata. What it reads from is the refs' business.
 
 import fnmatch
 import re
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from weighlock.tensors.arrays import Array
 
-__all__ = ["Beside", "Catalog", "Keeping", "LoadReport"]
+__all__ = ["Beside", "Catalog", "Keeping", "LoadReport", "matching", "unmatched"]
 
 Keeping: TypeAlias = "Callable[[str | PathLike[str], bool], Catalog]"
 
@@ -378,3 +378,20 @@ def _some(names: Iterable[str]) -> str:
     names = list(names)
     shown = ", ".join(repr(name) for name in names[:3])
     return (shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")) or "none"
+
+
+def matching(catalog: Catalog, patterns: Sequence[str]) -> Catalog:
+    """The tensors whose names match a glob pattern.
+
+    Raises:
+        LayoutError: none does.
+    """
+    chosen = catalog.select(*patterns)
+    if not chosen:
+        raise unmatched(patterns)
+    return chosen
+
+
+def unmatched(patterns: Sequence[str]) -> LayoutError:
+    """What to say where no name matches."""
+    return LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")
