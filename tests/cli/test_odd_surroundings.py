@@ -51,6 +51,7 @@ def test_an_encoding_that_lacks_arrows(model, tmp_path):
     "way", [["-m", "weighlock"], [os.path.join(os.path.dirname(sys.executable), "weighlock")]]
 )
 def test_an_end_while_it_starts_is_quiet(way):
+    codes = set()
     for _ in range(5):
         with subprocess.Popen(
             [sys.executable, "-X", "importtime", *way, "ls", "nothing"],
@@ -62,8 +63,10 @@ def test_an_end_while_it_starts_is_quiet(way):
                     break
             started.send_signal(signal.SIGINT)
             rest = started.stderr.read()
-        assert started.returncode == 130
-        assert "Traceback" not in rest
+        assert "Traceback" not in rest, rest
+        codes.add(started.returncode)
+    # On a busy machine one may have found that there is nothing before it is told to end.
+    assert 130 in codes <= {130, 1}
 
 
 def test_finite_reads_the_data(tmp_path, weighlock_command):
