@@ -1,6 +1,7 @@
 """`python -m benchmarks [--quick] [--only NAME …] [--contender WORD …] [--repeats N] …`."""
 
 import argparse
+import contextlib
 import importlib.util
 import os
 import shutil
@@ -12,6 +13,7 @@ from benchmarks import environment, workloads
 from benchmarks.model import FULL, QUICK
 from benchmarks.report import bars_of, dated, document, table
 from benchmarks.runner import run_workload
+from benchmarks.warm import Warm
 
 
 def main():
@@ -51,7 +53,10 @@ def main():
     if options.output and os.path.exists(options.output):
         with open(options.output) as file:
             before = file.read()
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, directory, ignore_errors=True)
+        # Of a small model for a quick look everything is small.
+        warm = {} if options.quick else {"give": stack.enter_context(Warm()).give}
         for name in options.only or workloads.ALL:
             workload = _with(workloads.ALL[name], options.contender)
             if options.quick and workload.is_curve:
@@ -72,6 +77,7 @@ def main():
                 repeats=times,
                 check_all=options.quick,
                 say=lambda line: print(line, flush=True),
+                **warm,
             )
             text = table(workload, samples, skipped, promises=not options.quick)
             print("\n" + text, flush=True)
@@ -81,8 +87,6 @@ def main():
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
                     file.write(document(tables, model, where, before))
-    finally:
-        shutil.rmtree(directory, ignore_errors=True)
     checked = "all" if options.quick else "the first of each"
     print(
         f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed"

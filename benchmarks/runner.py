@@ -11,7 +11,10 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
-__all__ = ["Sample", "run_workload", "touch_free_memory"]
+__all__ = ["Sample", "run_workload"]
+
+_SCRIPT_BYTES = 512 << 20
+"""A script reads one tensor; what it imports takes more."""
 
 
 class _Cannot(Exception):
@@ -28,25 +31,14 @@ class Sample:
     """The same of the other process, where there is one."""
 
 
-def touch_free_memory(nbytes):
-    """Make the machine really hold memory that is free.
+def run_workload(
+    workload, model, source, directory, *, repeats, check_all, say, give=lambda nbytes: None
+):
+    """Every contender `repeats` times; returns name → samples, and name → why it did not run.
 
-    On virtual machines the first use of a page after a while costs several times the second;
-    without this, whoever comes first pays for everybody.
+    `give` is asked for memory that the machine really holds, before each starts and again before
+    its clock does.
     """
-    script = (
-        "import mmap,sys\n"
-        # Private, so that huge pages are used: it is huge ones that arrays and files get.
-        "n=int(sys.argv[1]); m=mmap.mmap(-1,n,flags=mmap.MAP_PRIVATE|mmap.MAP_ANONYMOUS)\n"
-        "if hasattr(mmap,'MADV_HUGEPAGE'): m.madvise(mmap.MADV_HUGEPAGE)\n"
-        "for i in range(0,n,4096): m[i]=1\n"
-    )
-    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
-    subprocess.run([sys.executable, "-c", script, str(min(nbytes, free * 3 // 4))], check=True)
-
-
-def run_workload(workload, model, source, directory, *, repeats, check_all, say):
-    """Every contender `repeats` times; returns name → samples, and name → why it did not run."""
     skipped = {c.name: f"not installed: {c.missing[0]}" for c in workload.contenders if c.missing}
     runnable = [c for c in workload.contenders if not c.missing]
     samples = {contender.name: [] for contender in runnable}
@@ -57,13 +49,13 @@ def run_workload(workload, model, source, directory, *, repeats, check_all, say)
             place = os.path.join(directory, "work")
             shutil.rmtree(place, ignore_errors=True)
             os.makedirs(place)
-            # A script reads one tensor; the others hold the model, and write or map it once more.
-            if contender.script:
-                touch_free_memory(64 << 20)
             check = check_all or repeat == 0
-            measure = _measure_script if contender.script else _measure_work
             try:
-                sample = measure(workload, contender, model, source, place, check)
+                if contender.script:
+                    give(_SCRIPT_BYTES)
+                    sample = _measure_script(contender, model, source)
+                else:
+                    sample = _measure_work(workload, contender, model, source, place, check, give)
             except _Cannot as reason:
                 runnable.remove(contender)
                 del samples[contender.name]
@@ -76,7 +68,10 @@ def run_workload(workload, model, source, directory, *, repeats, check_all, say)
     return samples, skipped
 
 
-def _measure_work(workload, contender, model, source, place, check):
+def _measure_work(workload, contender, model, source, place, check, give):
+    # They hold the model, and write or map it once more.
+    footprint = workload.footprint_bytes or 2 * model.nbytes
+    give(2 * footprint)
     job = {"model": asdict(model), "source": source, "directory": place, "check": check}
     arguments = [
         sys.executable,
@@ -89,9 +84,7 @@ def _measure_work(workload, contender, model, source, place, check):
         if said[0] == "cannot":
             raise _Cannot(" ".join(said[1:]))
         pids = [int(pid) for pid in said[1:]]
-        # Now, not before it started: some machines take free memory back within seconds.
-        # Of a small model for a quick look everything is small.
-        touch_free_memory(min(workload.footprint_bytes or 2 * model.nbytes, 4 * model.nbytes))
+        give(footprint)  # again: some machines take free memory back within seconds
         baseline = _anonymous(child.pid)
         with contextlib.ExitStack() as watching:
             watch = watching.enter_context(_Watch(child.pid))
@@ -112,7 +105,7 @@ def _measure_work(workload, contender, model, source, place, check):
     return Sample(found["wall"], found["cpu"], memory, sum(added) if added else None)
 
 
-def _measure_script(workload, contender, model, source, place, check):
+def _measure_script(contender, model, source):
     """From process start to exit."""
     name = list(model.shapes)[1]
     arguments = [sys.executable, "-c", contender.script, source, name]
