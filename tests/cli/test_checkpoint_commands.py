@@ -375,7 +375,7 @@ class TestScan:
         thing = {"model": model(), "ordered": torch.nn.Linear(2, 2).state_dict(), "n": np.arange(3)}
         path = write(tmp_path / "m.pt", thing, legacy=legacy)
         said = succeeded(command("scan", path))
-        assert said == "1 files, 0 foreign names, 0 could not be scanned\n"
+        assert said == "1 file, 0 foreign names, 0 could not be scanned\n"
         said = succeeded(command("scan", "--all", path))
         assert "torch._utils._rebuild_tensor_v2" in said
         assert "FOREIGN" not in said
@@ -548,7 +548,7 @@ class TestScan:
         ]
         assert bad == [str(inner / "bad.ckpt")]
         result = command("scan", tmp_path)
-        assert result.stdout.endswith("4 files, 1 foreign names, 0 could not be scanned\n")
+        assert result.stdout.endswith("4 files, 1 foreign name, 0 could not be scanned\n")
 
     def test_several_paths_and_one_that_is_not_there(self, tmp_path, command):
         path = write(tmp_path / "m.pt", model())

@@ -10,7 +10,7 @@ import click
 
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.shared import is_url, json_option, label, print_json
-from weighlock.cli.text import columns, escaped
+from weighlock.cli.text import columns, counted, escaped
 from weighlock.errors import WeighlockError
 from weighlock.formats.dcp import files_named
 from weighlock.formats.scanning import Finding, scan_source
@@ -35,12 +35,17 @@ __all__ = ["command"]
 def command(paths: tuple[str, ...], show_all: bool, credential: Credential, as_json: bool) -> None:
     """Show what the pickles in PATHS would import if they were loaded with pickle.
 
-    PATHS may be URLs. Nothing is imported or run. Folders are walked; an index, or the .metadata of
-    a distributed checkpoint, stands for the files it names. Exits with 1 if anything foreign is
-    named, or if a pickle could not be read to its end.
+    PATHS may be URLs. Nothing is imported or run. Folders are walked, also through links; archives
+    are looked into; an index, or the .metadata of a distributed checkpoint, stands for the files it
+    names. Exits with 1 if anything foreign is named, or if something could not be looked into: a
+    pickle that cannot be read to its end, a compressed file, a folder that cannot be listed.
     """
     access = access_to(credential, *paths)
-    reports = [_scan(path, access) for root in paths for path in _files(root, access)]
+    reports = [
+        _scan(path, access) if error is None else (path, [], error)
+        for root in paths
+        for path, error in _files(root, access)
+    ]
     foreign = sum(not f.known for _, findings, _ in reports for f in findings)
     failed = sum(error is not None for _, _, error in reports)
     reports = [(label(path), findings, error) for path, findings, error in reports]
@@ -49,21 +54,30 @@ def command(paths: tuple[str, ...], show_all: bool, credential: Credential, as_j
     else:
         for path, findings, error in reports:
             _show(path, findings, error, show_all)
-        click.echo(
-            f"{len(reports):,} files, {foreign:,} foreign names, {failed:,} could not be scanned"
-        )
+        files, names = counted(len(reports), "file"), counted(foreign, "foreign name")
+        click.echo(f"{files}, {names}, {failed:,} could not be scanned")
     if foreign or failed:
         sys.exit(1)
 
 
-def _files(root: str, access: Access) -> Iterator[str]:
+def _files(root: str, access: Access) -> Iterator[tuple[str, str | None]]:
+    """What is to be scanned, and of folders that cannot be listed why."""
     if is_url(root) or not os.path.isdir(root):
-        yield root
-        yield from _beside(root, access)
+        yield root, None
+        yield from ((path, None) for path in _beside(root, access))
         return
-    for directory, folders, names in os.walk(root):
+    refused: list[OSError] = []
+    seen: set[tuple[int, int]] = set()
+    for directory, folders, names in os.walk(root, onerror=refused.append, followlinks=True):
+        status = os.stat(directory)
+        if (status.st_dev, status.st_ino) in seen:  # links may lead around in circles
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         folders.sort()
-        yield from (os.path.join(directory, name) for name in sorted(names))
+        yield from ((os.path.join(directory, name), None) for name in sorted(names))
+    for error in refused:
+        yield os.fsdecode(error.filename), f"cannot be listed: {error.strerror}"
 
 
 def _beside(root: str, access: Access) -> list[str]:

@@ -5,26 +5,34 @@ Knows beginnings and advice. Asked only about what begins as no format that is r
 
 import codecs
 import re
+import zlib
 
-__all__ = ["NOT_READ", "impostor_of"]
+__all__ = ["NOT_READ", "impostor_of", "packing_of"]
 
 NOT_READ = "which is not read: save the weights as safetensors where they were made"
 _JOBLIB = "decompress it first, or load it with joblib, if that wrote it, and save it with numpy"
 _GGML = "an old GGML file, which is not read: convert it to GGUF, with llama.cpp if that reads it"
+
+_BZIP2, _LZMA = b"BZh", b"\x5d\0\0"
+_PACKED = (
+    (b"\x1f\x8b\x08", "compressed with gzip", ""),
+    (b"\x28\xb5\x2f\xfd", "compressed with zstd", ""),
+    (_BZIP2, "compressed with bzip2", ""),
+    (b"\xfd7zXZ", "compressed with xz", ""),
+    (_LZMA, "compressed with lzma", _JOBLIB),
+    (b"\x04\x22\x4d\x18", "compressed with lz4", ""),
+    *((bytes([0x78, level]), "compressed with zlib", _JOBLIB) for level in (1, 0x5E, 0x9C, 0xDA)),
+    (b"ZF0x", "compressed by an old joblib", _JOBLIB),
+    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive", "unpack it first"),
+    (b"Rar!\x1a\x07", "a RAR archive", "unpack it first"),
+)
+"""Beginnings, what they show, and what to do if that is more than decompressing it."""
 
 _MAGICS = (
     (b"version https://git-lfs", "a Git LFS pointer, not the weights: run `git lfs pull`"),
     (b"PK\5\6", "a ZIP archive with nothing in it"),
     (b"GGUF", "the beginning of a GGUF file"),
     (b"\x89HDF", f"an HDF5 file, as Keras writes them, {NOT_READ}"),
-    (b"\x1f\x8b", "compressed with gzip: decompress it first"),
-    (b"\x28\xb5\x2f\xfd", "compressed with zstd: decompress it first"),
-    (b"BZh", "compressed with bzip2: decompress it first"),
-    (b"\xfd7zXZ", "compressed with xz: decompress it first"),
-    (b"\x04\x22\x4d\x18", "compressed with lz4: decompress it first"),
-    *((bytes([0x78, level]), f"compressed with zlib: {_JOBLIB}") for level in (0x5E, 0x9C, 0xDA)),
-    (b"7z\xbc\xaf\x27\x1c", "a 7-Zip archive: unpack it first"),
-    (b"Rar!\x1a\x07", "a RAR archive: unpack it first"),
     # A number of four bytes, mostly the low one first. What replaced them is GGUF.
     *((magic, _GGML) for magic in (b"tjgg", b"fmgg", b"lmgg", b"algg")),
     *((magic, _GGML) for magic in (b"ggjt", b"ggmf", b"ggml", b"ggla")),
@@ -63,6 +71,9 @@ def impostor_of(first: bytes) -> str | None:
         return None
     if not first:
         return "empty"
+    packing = _packing(first)
+    if packing is not None:
+        return f"{packing[0]}: {packing[1] or 'decompress it first'}"
     for magic, what in _MAGICS:
         if first.startswith(magic):
             return what
@@ -82,6 +93,35 @@ def impostor_of(first: bytes) -> str | None:
         many = f" of {len(first)} bytes" if len(first) < 8 else ""
         return f"a text{many}, not weights: an error message? It begins {begins[:40]!r}"
     return None
+
+
+def packing_of(first: bytes) -> str | None:
+    """How a file that begins so is packed, if it is: what is in it cannot be told from outside.
+
+    Args:
+        first: the first 512 bytes, or all.
+    """
+    packing = _packing(first)
+    return packing and packing[0]
+
+
+def _packing(first: bytes) -> tuple[str, str] | None:
+    for magic, what, advice in _PACKED:
+        if first.startswith(magic) and _goes_on(first, magic):
+            return what, advice
+    return None
+
+
+def _goes_on(first: bytes, magic: bytes) -> bool:
+    """Whether a file goes on as it begins, where two or three bytes say little."""
+    if magic[:1] == b"\x78":
+        try:
+            zlib.decompressobj().decompress(first, 64 * 1024)
+        except zlib.error:
+            return False
+    if magic == _LZMA:  # its length is not known, or not beyond belief
+        return first[5:13] == b"\xff" * 8 or first[10:13] == b"\0\0\0"
+    return magic != _BZIP2 or first[3:4] in b"123456789"
 
 
 def _text(first: bytes) -> str | None:

@@ -5,6 +5,7 @@ nothing else; nothing is evaluated. Knows the header and element types; where th
 or in an archive, is the caller's business.
 """
 
+import math
 import re
 from collections.abc import Callable
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -21,13 +22,15 @@ if TYPE_CHECKING:
     from weighlock.sources.base import Source
     from weighlock.tensors.ref import TensorRef
 
-__all__ = ["MAGIC", "NpyHeader", "array_ref", "is_object", "open_npy", "read_header", "trailing"]
+__all__ = ["MAGIC", "NpyHeader", "array_ref", "open_npy", "read_header", "trailing"]
 
 MAGIC = b"\x93NUMPY"
 _MOST_HEADER_BYTES = 64 * 1024
 _PREFIX_BYTES = 12
 """Magic, version and length: two bytes in version 1, four since."""
 _USUAL_BYTES = 128
+_MOST_DEPTH = 32
+"""Of structures in structures."""
 _NAME = "tensor"
 """What the only tensor of a file is called that gives it no name, as in other formats."""
 
@@ -63,6 +66,8 @@ class NpyHeader(NamedTuple):
 
     descr: str
     """Numpy's code of the element type; empty if it is a structure of several."""
+    item_bytes: int | None
+    """What an element takes; None if there are Python objects in it, or nobody knows what."""
     fortran: bool
     shape: tuple[int, ...]
     end: int
@@ -90,11 +95,6 @@ def trailing(header: NpyHeader, ref: "TensorRef", size: int) -> tuple[str, ...]:
     """A note on what follows the array in a file of that size, if anything does."""
     left = size - header.end - ref.nbytes
     return (f"{left:,} bytes follow: only the first array is read",) if left else ()
-
-
-def is_object(header: NpyHeader) -> bool:
-    """Whether a pickle follows the header: an array of Python objects, or a structure with some."""
-    return header.descr.lstrip("|<>=")[:1] == "O"
 
 
 def array_ref(name: str, header: NpyHeader, source: Readable, file: Span) -> "TensorRef":
@@ -180,9 +180,9 @@ def read_header(read_into: Callable[[int, memoryview], None], size: int, label: 
         raise type(error)(str(error), source=label, offset=start) from error
 
 
-# Names of fields and element types may be anything without quotes and backslashes in it.
+# Names of fields and element types may be anything without backslashes in it.
 _WORD = re.compile(
-    r"""[ \t\n]*(?:(?P<text>'[^'"\\\n]*'|"[^'"\\\n]*")|(?P<number>[0-9]{1,19})L?\b"""
+    r"""[ \t\n]*(?:(?P<text>'[^'\\\n]*'|"[^"\\\n]*")|(?P<number>[0-9]{1,19})L?\b"""
     r"""|(?P<truth>True|False)\b|(?P<sign>[{}()\[\],:]))"""
 )
 
@@ -198,7 +198,8 @@ def _parsed(text: str, end: int) -> NpyHeader:
     missing = [name for name in _VALUES if name not in values]
     if missing:
         raise HeaderError(f"numpy's header has no {missing[0]!r}")
-    return NpyHeader(values["descr"], values["fortran_order"], values["shape"], end)
+    descr, item_bytes = values["descr"]
+    return NpyHeader(descr, item_bytes, values["fortran_order"], values["shape"], end)
 
 
 _END = ""
@@ -240,19 +241,51 @@ def _expect(words: list[str], wanted: str) -> None:
         raise HeaderError(f"numpy's header has {word[:40]!r} where {wanted!r} should stand")
 
 
-def _descr(words: list[str]) -> str:
+def _descr(words: list[str]) -> tuple[str, int | None]:
+    """The code of an element type, and what an element takes."""
     word = words.pop()
     if word.startswith(("'", '"')) and len(word) > 2:
-        return word[1:-1]
+        return word[1:-1], _item_bytes(word[1:-1])
     if word != "[":
         raise HeaderError(f"numpy's header's element type is {word[:40]!r}")
-    depth = 1  # a structure: all that is of interest is whether objects are in it
-    objects = False
-    while depth:
+    item_bytes = _structure(words)
+    return "O" if item_bytes is None else "", item_bytes
+
+
+def _item_bytes(code: str) -> int | None:
+    found = re.fullmatch(
+        r"[<>|=]?(?:([biufcSV])(\d{1,9})|U(\d{1,9})|[mM]8(?:\[[^\]]{1,16}\])?)", code
+    )
+    if found is None:
+        return None
+    return int(found[2]) if found[1] else 4 * int(found[3]) if found[3] else 8
+
+
+def _structure(words: list[str], depth: int = 1) -> int | None:
+    """What a structure takes. Its fields are (name, type) or (name, type, shape)."""
+    if depth > _MOST_DEPTH:
+        raise HeaderError("numpy's header's element type is nested too deep")
+    total: int | None = 0
+    while words[-1] != "]":
+        _expect(words, "(")
+        if words.pop() == "(":  # a title stands before the name
+            words.pop()
+            _expect(words, ",")
+            words.pop()
+            _expect(words, ")")
+        _expect(words, ",")
         word = words.pop()
-        depth += (word in ("[", "(")) - (word in ("]", ")"))
-        objects |= word.strip("'\"|<>=")[:1] == "O"
-    return "O" if objects else ""
+        size = _structure(words, depth + 1) if word == "[" else _item_bytes(word[1:-1])
+        if words[-1] == ",":
+            words.pop()
+            count = math.prod(_shape(words))
+            size = None if size is None else size * count
+        _expect(words, ")")
+        if words[-1] == ",":
+            words.pop()
+        total = None if total is None or size is None else total + size
+    words.pop()
+    return total
 
 
 def _truth(words: list[str]) -> bool:

@@ -5,6 +5,7 @@ wrong checksum, names and sizes given twice, global and vendor extensions). Know
 in it.
 """
 
+import tarfile
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -15,7 +16,7 @@ if TYPE_CHECKING:
     from weighlock.formats.heads import Heads
     from weighlock.sources.base import Source
 
-__all__ = ["TarMember", "has_tar_header", "is_tar", "tar_members"]
+__all__ = ["TarMember", "is_tar", "is_tar_for_python", "tar_members"]
 
 _BLOCK = 512
 _REGULAR = (b"0", b"\0")
@@ -41,14 +42,24 @@ class TarMember(NamedTuple):
         return self.kind in _REGULAR
 
 
-def has_tar_header(first: bytes) -> bool:
-    """Whether the first block is a tar header by its checksum, of whatever vintage."""
-    return len(first) >= _BLOCK and any(first[:_BLOCK]) and _checksum(first) == _told(first)
-
-
 def is_tar(first: bytes) -> bool:
     """Whether a file that begins so is a tar archive of the kind that is read."""
-    return first[257:262] == b"ustar" and has_tar_header(first)
+    is_whole = len(first) >= _BLOCK and first[257:262] == b"ustar"
+    return is_whole and _checksum(first) == _told(first)
+
+
+def is_tar_for_python(first: bytes) -> bool:
+    """Whether Python takes a file that begins so for a tar archive, of whatever vintage.
+
+    It takes more than is read here: checksums with signs, in binary, with underscores.
+    """
+    if len(first) < _BLOCK or not any(first[:_BLOCK]):
+        return False
+    try:
+        tarfile.TarInfo.frombuf(first[:_BLOCK], "utf-8", "surrogateescape")
+    except (tarfile.HeaderError, ValueError):
+        return False
+    return True
 
 
 def tar_members(source: "Source", window: "Heads") -> Iterator[TarMember]:

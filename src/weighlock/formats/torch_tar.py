@@ -31,10 +31,10 @@ from weighlock.tensors.spec import Layout, Span
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["open_torch_tar", "tar_globals"]
+__all__ = ["TORCH_MEMBERS", "open_torch_tar", "tar_globals"]
 
-_MEMBERS = ("sys_info", "pickle", "tensors", "storages")
-_NEEDED = _MEMBERS[1:]
+TORCH_MEMBERS = ("sys_info", "pickle", "tensors", "storages")
+_NEEDED = TORCH_MEMBERS[1:]
 _NOWHERE = Span(0, 0)
 """Where a tensor without any storage lies: it is empty."""
 _RECORD_BYTES = 256
@@ -93,7 +93,7 @@ def tar_globals(
     window = Heads(source, dense=True)
     spans: dict[str, Span] = {}
     for member in tar_members(source, window):
-        if member.name in _MEMBERS:
+        if member.name in TORCH_MEMBERS:
             if not member.is_file:
                 raise FormatError(f"member {member.name!r} is no plain file", source=source.label)
             spans[member.name] = member.span
@@ -121,7 +121,7 @@ def tar_globals(
 def _members(source: "Source") -> dict[str, Span]:
     found: dict[str, Span] = {}
     for member in tar_members(source, Heads(source, dense=True)):
-        if member.name not in _MEMBERS:
+        if member.name not in TORCH_MEMBERS:
             raise FormatError(
                 f"is a tar archive with {member.name!r} in it, not a checkpoint: unpack it first",
                 source=source.label,

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 from weighlock.errors import ShortRead
 
 if TYPE_CHECKING:
-    from weighlock.sources.base import Source
+    from weighlock.tensors.stored import Readable
 
 __all__ = ["Window"]
 
@@ -15,7 +15,7 @@ __all__ = ["Window"]
 class Window:
     """Bytes `start` to `start + size` of a source, which belongs to somebody else."""
 
-    source: "Source"
+    source: "Readable"
     start: int
     size: int
     label: str
