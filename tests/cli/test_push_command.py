@@ -137,7 +137,8 @@ def test_serve_inbox_tells_tickets_and_what_lands(model, weighlock_command, tmp_
         url = lines[1].strip()
         assert re.fullmatch(r"http://127\.0\.0\.1:\d+/i/[0-9a-f]{32}#r=a\.[0-9a-f]{32}", url)
         succeeded(weighlock_command("push", model, url))
-        assert process.stdout.readline() == "landed from a: 8 tensors, 2.8 MB\n"
+        landed = tmp_path / "in" / "a.safetensors"
+        assert process.stdout.readline() == f"landed from a: {landed}: 8 tensors, 2.8 MB\n"
         process.send_signal(signal.SIGINT)
         out, err = process.communicate(timeout=20)
         assert (process.returncode, out) == (0, "")
@@ -148,6 +149,17 @@ def test_serve_inbox_tells_tickets_and_what_lands(model, weighlock_command, tmp_
         process.communicate()
     assert stat.S_IMODE(os.stat(tmp_path / "secret").st_mode) == 0o600
     assert os.listdir(tmp_path / "in") == ["a.safetensors"]
+
+
+def test_serve_tells_a_program_what_landed(weighlock_command, tmp_path):
+    one = save(tmp_path / "one.safetensors", {"w": np.zeros(3, np.float32)})
+    with inbox_process(tmp_path / "in", tmp_path / "secret", "--no-page") as process:
+        url = process.urls[None]
+        succeeded(weighlock_command("push", one, url, "--sender", "somebody"))
+        facts = json.loads(process.child.stdout.readline())
+    (name,) = os.listdir(tmp_path / "in")
+    path = str(tmp_path / "in" / name)
+    assert facts == {"landed": "somebody", "path": path, "tensors": 1, "bytes": 12}
 
 
 def test_serve_inbox_refuses_in_one_line(weighlock_command, tmp_path):

@@ -17,7 +17,7 @@ import click
 import weighlock
 from weighlock.cli.live import shown_live
 from weighlock.cli.shared import SIZE, json_option, print_json_line, print_notes
-from weighlock.cli.text import escaped, size
+from weighlock.cli.text import counted, escaped, size
 from weighlock.sharing.identity import (
     default_secret_path,
     files_at,
@@ -29,6 +29,8 @@ from weighlock.sharing.identity import (
     token_in,
 )
 from weighlock.sharing.inbox import Inbox
+from weighlock.sources.local import FileSource
+from weighlock.tensors.catalog import Catalog
 
 __all__ = ["command"]
 
@@ -177,7 +179,8 @@ def command(
         offers = [*shares.values()] if inbox is None else [*shares.values(), inbox]
         with shown_live(offers, verbose=verbose):
             if inbox is not None:
-                threading.Thread(target=_tell_landed, args=(inbox,), daemon=True).start()
+                telling = threading.Thread(target=_tell_landed, args=(inbox, as_json), daemon=True)
+                telling.start()
             _wait(stop, expires)
         click.echo("stopping", err=True)
 
@@ -186,12 +189,25 @@ def _tickets(inbox: Inbox, senders: Sequence[str]) -> dict[str, str]:
     return {name: inbox.url_for(name) for name in senders} or {"": inbox.url}
 
 
-def _tell_landed(inbox: Inbox) -> None:
+def _tell_landed(inbox: Inbox, as_json: bool) -> None:
     """A line for each that has landed, as long as somebody reads them."""
     with contextlib.suppress(BrokenPipeError):
         for name, catalog in inbox:
             with catalog:
-                click.echo(f"landed from {name}: {len(catalog):,} tensors, {size(catalog.nbytes)}")
+                path, tensors, nbytes = _file_of(catalog), len(catalog), catalog.nbytes
+            if as_json:
+                facts = {"landed": name, "path": path, "tensors": tensors, "bytes": nbytes}
+                print_json_line(facts)
+            else:
+                told = f"{counted(tensors, 'tensor')}, {size(nbytes)}"
+                where = "" if path is None else f": {escaped(path)}"
+                click.echo(f"landed from {name}{where}: {told}")
+
+
+def _file_of(catalog: Catalog) -> str | None:
+    """The file that the tensors of an inbox's directory lie in; None if there are no tensors."""
+    sources = (source for ref in catalog.values() for source in ref.sources())
+    return next((source.path for source in sources if isinstance(source, FileSource)), None)
 
 
 def _wait(stop: "queue.SimpleQueue[int]", most_s: float | None) -> None:
