@@ -4,17 +4,17 @@ What must be checked is checked before the first byte; pulling, bases and landin
 neighbours'.
 """
 
+import os
 from collections.abc import Callable
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
-from weighlock.disk.lease import Lease, SpoolFile
+from weighlock.disk.lease import Lease
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import Aborted, FormatError
+from weighlock.errors import Aborted, DiskError, FormatError, SourceChanged, SourceError
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
 from weighlock.fetching.filling import Received, into_arrays, into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, gather
@@ -35,10 +35,9 @@ from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import FileLanding, Landing, MemoryLanding, PartLanding
 from weighlock.transfer.rate import Rate
 
-if TYPE_CHECKING:
-    import os
-
 __all__ = ["FetchOptions", "FileFetch"]
+
+_COMPARED_BYTES = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -164,7 +163,7 @@ class FileFetch:
     ) -> Catalog:
         if isinstance(into, Spool):
             return open_landed(self.to_spool(into, tell), self._how.limits)
-        return self._to_file(into, Progress(self._source.size, tell))
+        return _opened(self.to_file(into, tell), self._how.limits)
 
     def to_spool(self, spool: Spool, tell: Callable[[int, int], None] | None) -> Lease:
         """Land the whole file in a spool."""
@@ -182,8 +181,16 @@ class FileFetch:
             return open_source(self._source, self._how.limits)
         return None
 
-    def _to_file(self, into: "str | os.PathLike[str]", progress: Progress) -> Catalog:
+    def to_file(
+        self, into: "str | os.PathLike[str]", tell: Callable[[int, int], None] | None
+    ) -> FileSource:
+        """Land the whole file under a name; returns what was put there, opened.
+
+        Raises:
+            SourceChanged: somebody else has put another file there meanwhile.
+        """
         source = self._source
+        progress = Progress(source.size, tell)
         remote = self._known()
         if remote is None:  # what an earlier attempt left is not touched for a page of some login
             check_beginning(source)
@@ -214,7 +221,7 @@ class FileFetch:
             landing = whole  # what the journal said is cut off
             with closing(FileSource(file.temporary_path)) as complete:
                 open_catalog(complete, self._how.limits)  # it is what it claims to be
-            file.commit()
+            return _put_in_place(file)
         except (FormatError, Aborted):
             file.discard()
             raise
@@ -224,7 +231,6 @@ class FileFetch:
                 done = f"{progress.done:,} of {source.size:,} bytes"
                 error.add_note(f"{done} are kept, and the next attempt goes on from there")
             raise
-        return open_catalog(into, self._how.limits)
 
     def _part_to_file(
         self,
@@ -247,17 +253,86 @@ class FileFetch:
             specs, arrangement.offsets, {**metadata, **aliases}, limits=self._how.limits
         )
         moves = [(ref.span, len(header) + arrangement.offsets[ref.name]) for ref in refs]
-        with (
-            into.file() if isinstance(into, Spool) else AtomicFile(into, durable=self._how.durable)
-        ) as file:
+
+        def land(file: AtomicFile) -> None:
             file.reserve(len(header) + arrangement.data_bytes)
             landing = PartLanding(file, header, moves, self._source.size)
             self._pull(remote, landing, Progress(_bytes_of(landing, self._source.size), tell))
             landing.complete()
-            if isinstance(file, SpoolFile):
-                return open_landed(file.finish(), self._how.limits)
-        assert not isinstance(into, Spool)  # noqa: S101
-        return open_catalog(into, self._how.limits)
+
+        if isinstance(into, Spool):
+            with into.file() as spooled:
+                land(spooled)
+                return open_landed(spooled.finish(), self._how.limits)
+        file = AtomicFile(into, durable=self._how.durable)
+        try:
+            land(file)
+            return _opened(_put_in_place(file), self._how.limits)
+        except BaseException:
+            file.discard()
+            raise
+
+
+def _put_in_place(file: AtomicFile) -> FileSource:
+    """Commit a file, and open what has its name then.
+
+    Others may fetch to the same name, and be later by an instant: what they put there is given only
+    if it is the same, byte by byte.
+
+    Raises:
+        DiskError: it cannot be put in place. SourceChanged: there is something else by now.
+    """
+    try:
+        # Held meanwhile: the number of a file that is gone may soon be another one's.
+        mine = os.dup(file.descriptor())
+    except OSError as error:
+        raise DiskError(
+            f"{file.path}: cannot be put in place: {error.strerror}", errno=error.errno
+        ) from error
+    try:
+        file.commit()
+        there = FileSource(file.path)
+        try:
+            if not _is_same(mine, there):
+                raise SourceChanged(
+                    f"{file.path}: another process or thread has replaced it since it landed: do "
+                    "several fetches write to the same name?"
+                )
+        except BaseException:
+            there.close()
+            raise
+        return there
+    finally:
+        os.close(mine)
+
+
+def _is_same(mine: int, there: FileSource) -> bool:
+    """Whether a file is the one of this descriptor, or holds the same bytes."""
+    status, found = os.fstat(mine), there.fingerprint
+    if (status.st_dev, status.st_ino) == (found.device, found.inode):
+        return True
+    if status.st_size != there.size:
+        return False
+    buffer = memoryview(bytearray(_COMPARED_BYTES))
+    for offset in range(0, there.size, _COMPARED_BYTES):
+        view = buffer[: min(_COMPARED_BYTES, there.size - offset)]
+        there.read_into(offset, view)
+        try:
+            if os.pread(mine, len(view), offset) != view:
+                return False
+        except OSError as error:
+            raise SourceError(
+                f"{there.path}: cannot be compared: {error.strerror}", errno=error.errno
+            ) from error
+    return True
+
+
+def _opened(source: FileSource, limits: Limits) -> Catalog:
+    try:
+        return open_catalog(source, limits)
+    except BaseException:
+        source.close()
+        raise
 
 
 def _stored(catalog: Catalog) -> list[StoredRef]:

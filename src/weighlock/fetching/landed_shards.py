@@ -120,10 +120,24 @@ class LandedShards(Lifetime):
             self._removes_indexes = False
         self._write()
 
-    def add(self, name: str, source: HttpSource) -> None:
-        """A file has landed."""
-        self._record.shards[name] = self._found(name, source)
+    def add(self, name: str, source: HttpSource, landed: Fingerprint) -> None:
+        """A file has landed: this one, whatever has its name now."""
+        self._record.shards[name] = _Shard(
+            digest_of(source.remote.address.unsigned),
+            source.remote.resource.etag,
+            landed,
+            self._durable,
+        )
         self._write()
+
+    @property
+    def fingerprints(self) -> "dict[str, Fingerprint]":
+        """Of the files that have landed, by their paths."""
+        return {
+            self._path(name): shard.fingerprint
+            for name, shard in self._record.shards.items()
+            if shard.fingerprint is not None
+        }
 
     def _recorded(self, names: Iterable[str]) -> _Record:
         record = read_record(self._file, len(self._content), _Record)

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, nullcontext, suppress
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import TYPE_CHECKING
 
 from weighlock.disk.effects import PosixDisk
@@ -19,14 +20,14 @@ from weighlock.fetching.file_fetch import FetchOptions, FileFetch
 from weighlock.fetching.filling import check_memory, into_arrays
 from weighlock.fetching.gathering import choose, open_spread, save_chosen
 from weighlock.fetching.landed_shards import LandedShards, in_the_way
-from weighlock.formats.detect import open_catalog
+from weighlock.formats.detect import open_catalog, open_source
 from weighlock.formats.remote import noted
-from weighlock.formats.sharded import INDEX_NAME, Index, read_index
+from weighlock.formats.sharded import INDEX_NAME, Index, ShardedRefs, read_index
 from weighlock.formats.spooled import open_landed_shards
 from weighlock.limits import Limits
 from weighlock.sources.access import Address, shown
 from weighlock.sources.http import HttpSource
-from weighlock.sources.local import FileSource
+from weighlock.sources.local import FileSource, Fingerprint
 from weighlock.tensors.catalog import Catalog, unmatched
 from weighlock.tensors.filling import targets_of
 
@@ -126,9 +127,10 @@ def _fetch_files(
     make_directories(into)
     path = os.path.join(into, os.path.basename(address.target.partition("?")[0]) or INDEX_NAME)
     if os.path.lexists(path) and not how.force:
-        if not _is_here(path, index, urls, how):
+        here = _here(path, index, urls, how)
+        if here is None:
             raise in_the_way(path)
-        return open_catalog(path, how.limits)
+        return _opened(index, here, how.limits)
     landing = LandedShards(path, index, how.limits, durable=how.durable, force=how.force)
     before = 0
     with landing as landed:
@@ -141,12 +143,25 @@ def _fetch_files(
                 if not landed.is_here(name, source):
                     landed.make_way()
                     with _base_at(target, base, source, how.limits) as mine:
-                        FileFetch(source, None, mine, how).fetch(None, target, told).close()
-                    landed.add(name, source)
+                        there = FileFetch(source, None, mine, how).to_file(target, told)
+                    there.close()
+                    landed.add(name, source, there.fingerprint)
                 elif told is not None:
                     told(1, 1)
                 before += source.size
-    return open_catalog(path, how.limits)
+    return _opened(index, landed.fingerprints, how.limits)
+
+
+def _opened(index: Index, fingerprints: Mapping[str, Fingerprint], limits: Limits) -> Catalog:
+    """The catalog of files that are known: of others under their names, nothing is read."""
+    places = {os.path.basename(path): os.path.abspath(path) for path in fingerprints}
+    known = {places[os.path.basename(path)]: found for path, found in fingerprints.items()}
+    refs = ShardedRefs(index.weight_map, places, limits, open_source, partial(_open_known, known))
+    return Catalog(refs, index.metadata, refs.close, refs.shards)
+
+
+def _open_known(known: Mapping[str, Fingerprint], path: str, *, hold: bool) -> FileSource:
+    return FileSource(path, hold=hold, fingerprint=known[path])
 
 
 def _check_names(index: Index, url: str) -> None:
@@ -160,19 +175,25 @@ def _check_names(index: Index, url: str) -> None:
             )
 
 
-def _is_here(path: str, index: Index, urls: Mapping[str, str], how: FetchOptions) -> bool:
-    """Whether the whole model lies there already, as its digests prove."""
+def _here(
+    path: str, index: Index, urls: Mapping[str, str], how: FetchOptions
+) -> dict[str, Fingerprint] | None:
+    """The files of the whole model, if it lies there already, as its digests prove."""
+    found: dict[str, Fingerprint] = {}
     try:
         with closing(FileSource(path)) as there:
             if there.size != len(index.raw) or read_index(there, how.limits).raw != index.raw:
-                return False
+                return None
         for name, shard in urls.items():
+            file = os.path.join(os.path.dirname(path), name)
+            # Before it is compared: one that comes later is another one.
+            found[file] = FileSource(file, hold=False).fingerprint
             with closing(how.open(shard)) as source:
-                if not is_copy(source, os.path.join(os.path.dirname(path), name)):
-                    return False
+                if not is_copy(source, file):
+                    return None
     except (SourceError, FormatError):
-        return False
-    return True
+        return None
+    return found
 
 
 @contextmanager

@@ -6,19 +6,20 @@ up. In a spool it is temporary: it lives as long as the catalog that the inbox g
 
 import os
 from contextlib import closing
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 
 from weighlock.disk.lease import Lease, SpoolFile
 from weighlock.disk.place import make_directories, sync_placed
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import Refused
+from weighlock.errors import DiskError, Refused, SourceChanged
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.spooled import open_landed
 from weighlock.limits import Limits
 from weighlock.sharing.arrival import Arrival, ArrivingFile
 from weighlock.sharing.landed import LandedFile
-from weighlock.sources.local import FileSource
+from weighlock.sources.local import FileSource, Fingerprint
 from weighlock.tensors.catalog import Catalog
 
 __all__ = ["Destination", "Directory", "InSpool"]
@@ -60,7 +61,23 @@ class Destination(Protocol[T]):
         """
 
     def open(self, landed: T) -> Catalog:
-        """The catalog of what landed."""
+        """The catalog of what landed.
+
+        Raises:
+            SourceChanged: something else is there by now.
+        """
+
+
+@dataclass(frozen=True, slots=True)
+class Landed:
+    """A file in its place, and what tells it from others of its name."""
+
+    path: str
+    fingerprint: Fingerprint
+
+    def is_of(self, other: Fingerprint) -> bool:
+        """Whether that is the same file. Somebody may have linked it, or changed its mode."""
+        return replace(other, ctime_ns=self.fingerprint.ctime_ns) == self.fingerprint
 
 
 class Directory:
@@ -108,19 +125,44 @@ class Directory:
             with closing(FileSource(file.temporary_path)) as complete:
                 open_catalog(complete, self._limits)
 
-    def put(self, name: str, arrival: Arrival) -> str:
+    def put(self, name: str, arrival: Arrival) -> Landed:
         path = self._of(name)
         if isinstance(arrival.file, ResumableFile):
-            arrival.file.commit()
-        elif self._durable:
+            return Landed(path, _committed(arrival.file))
+        if self._durable:
             sync_placed(path)  # who put it there may have died before it did, or not have cared
-        return path
+        assert isinstance(arrival.file, LandedFile)  # noqa: S101
+        return Landed(path, arrival.file.fingerprint)
 
-    def open(self, landed: str) -> Catalog:
-        return open_catalog(landed, self._limits)
+    def open(self, landed: Landed) -> Catalog:
+        source = FileSource(landed.path)
+        try:
+            if not landed.is_of(source.fingerprint):
+                raise SourceChanged(
+                    f"{landed.path}: another process or thread has replaced it since it landed"
+                )
+            return open_catalog(source, self._limits)
+        except BaseException:
+            source.close()
+            raise
 
     def _of(self, name: str) -> str:
         return os.path.join(self._path, f"{name}.safetensors")
+
+
+def _committed(file: ResumableFile) -> Fingerprint:
+    """Put a file in its place; returns what it looks like there, whoever replaces it at once."""
+    try:
+        mine = os.dup(file.descriptor())
+    except OSError as error:
+        raise DiskError(
+            f"{file.path}: cannot be put in place: {error.strerror}", errno=error.errno
+        ) from error
+    try:
+        file.commit()
+        return Fingerprint.of(os.fstat(mine))
+    finally:
+        os.close(mine)
 
 
 class InSpool:

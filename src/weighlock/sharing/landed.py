@@ -34,6 +34,7 @@ class LandedFile(InItsPlace):
     def __init__(self, path: str) -> None:
         self._source = FileSource(path)
         self.size = self._source.size
+        self.fingerprint = self._source.fingerprint
 
     def read_into(self, offset: int, buffer: memoryview) -> bool:
         """Fill the buffer; False if the file ends before."""
