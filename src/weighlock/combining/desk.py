@@ -8,7 +8,7 @@ import numpy as np
 
 from weighlock.tensors.arrays import Array
 
-__all__ = ["SPARE_BYTES", "Combine", "Desk", "Fault"]
+__all__ = ["SPARE_BYTES", "Combine", "Desk", "Fault", "not_finite"]
 
 _MOST_VIEWS = 256
 
@@ -82,6 +82,23 @@ class Fault(Exception):
         self.what = what
         self.row = row
         self.unit = unit
+
+
+def not_finite(values: Array, first: int, per: int) -> Fault | None:
+    """Whose row holds NaN or infinity; None if no row does.
+
+    Args:
+        values: the rows, as numbers.
+        first: the unit with which they begin.
+        per: numbers of a unit.
+    """
+    for row, found in enumerate(values):
+        fine = np.isfinite(found)
+        if not fine.all():
+            wrong = np.flatnonzero(~fine)
+            what = "NaN" if np.isnan(found[wrong[0]]) else "Inf"
+            return Fault(f"holds {what}", row=row, unit=first + int(wrong[0]) // per)
+    return None
 
 
 class Combine(Protocol):

@@ -317,7 +317,7 @@ class Mean(Lifetime):
         dtypes = tuple(ref.dtype for ref in shared.refs)
         how: Combine = Agreed(dtype, shares, self._integers)
         if kept is not dtype or is_averaged(dtype):
-            how = WeightedSum(dtypes, shares, kept, finite=self._finite)
+            how = WeightedSum(dtypes, shares, kept, finite=self._finite, is_mean=True)
         spec = TensorSpec(shared.name, kept, shared.refs[0].shape)
         return Part(spec, shared.refs, shared.owners, how)
 

@@ -10,11 +10,14 @@ from weighlock.combining.rounding import as_numbers, unit_bytes, unit_dtype
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["Agreed", "IntegerPolicy", "IntegerSum", "nearest", "rounded_to"]
+__all__ = ["EXACT", "Agreed", "IntegerPolicy", "IntegerSum", "nearest", "rounded_to"]
 
 IntegerPolicy: TypeAlias = Literal["equal", "first", "max", "round"]
 
 _ADVICE = 'integers="first", "max" or "round" (--integers) says which to take'
+
+EXACT = 2**53
+"""Integers up to here are floats."""
 
 _OVERFLOWED = 2.0**60
 """64-bit results that went around differ from their estimate by 2**64; rounding explains less."""
@@ -76,7 +79,11 @@ class Agreed:
 
 @dataclass(frozen=True, slots=True)
 class IntegerSum:
-    """Σ factor · row, exact if the factors are whole; a result that does not fit is refused."""
+    """Σ factor · row, exact if the factors are whole; a result that does not fit is refused.
+
+    A product with another factor is the nearest integer to what float64 makes of it, and is refused
+    where that is not exact: of numbers beyond 2**53.
+    """
 
     dtypes: tuple[DType, ...]
     factors: tuple[float, ...]
@@ -84,22 +91,21 @@ class IntegerSum:
 
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
         target = out[: units * unit_bytes(self.dtype)].view(unit_dtype(self.dtype).numpy)
-        parts = [
-            as_numbers(rows[number, : units * unit_bytes(dtype)], dtype)
-            for number, dtype in enumerate(self.dtypes)
-        ]
         estimate = np.zeros(units)
         exact = np.zeros(units, np.uint64)  # modulo 2**64
-        for factor, part in zip(self.factors, parts, strict=True):
-            estimate += factor * part.astype(np.float64)
-            whole = part.astype(np.int64 if part.dtype.kind != "u" else np.uint64).view(np.uint64)
-            if factor in (1.0, -1.0):
-                exact += whole if factor == 1.0 else ~whole + np.uint64(1)
+        for row, (factor, dtype) in enumerate(zip(self.factors, self.dtypes, strict=True)):
+            part = as_numbers(rows[row, : units * unit_bytes(dtype)], dtype)
+            product = factor * part.astype(np.float64)
+            estimate += product
+            if factor.is_integer():
+                whole = part.astype(np.uint64 if part.dtype.kind == "u" else np.int64)
+                exact += whole.view(np.uint64) * np.uint64(int(factor) % 2**64)
             else:
-                exact += np.rint(factor * part.astype(np.float64)).astype(np.int64).view(np.uint64)
+                _check_exact(part, product, factor, row)
+                exact += np.rint(product).astype(np.int64).view(np.uint64)
         if target.dtype.itemsize < 8:
             _check_not_around(exact.view(np.int64), estimate)
-            target[...] = rounded_to(np.rint(exact.view(np.int64).astype(np.float64)), target.dtype)
+            target[...] = rounded_to(exact.view(np.int64).astype(np.float64), target.dtype)
         else:
             found = exact.view(target.dtype)
             _check_not_around(found, estimate)
@@ -125,6 +131,19 @@ def rounded_to(values: Array, dtype: "np.dtype[np.generic]") -> Array:
     if wrong.size:
         raise Fault(f"becomes {whole[wrong[0]]:.0f}, beyond {dtype}", unit=int(wrong[0]))
     return whole.astype(dtype)
+
+
+def _check_exact(part: Array, product: Array, factor: float, row: int) -> None:
+    """Refuse numbers that float64 does not hold, themselves or times a factor."""
+    beyond = np.abs(product) > EXACT
+    if part.dtype.itemsize == 8:
+        beyond |= part > EXACT
+        if part.dtype.kind == "i":
+            beyond |= part < -EXACT
+    wrong = np.flatnonzero(beyond)
+    if wrong.size:
+        what = f"holds {part[wrong[0]]}: times {factor:g}, beyond 2**53, floats are not exact"
+        raise Fault(what, row=row, unit=int(wrong[0]))
 
 
 def _check_not_around(found: Array, estimate: Array) -> None:

@@ -82,7 +82,7 @@ def mean(
         dtype = counted.refs[0].dtype
         how: Combine
         if is_averaged(dtype):
-            how = WeightedSum((dtype,) * len(shares), shares, dtype, single, finite)
+            how = WeightedSum((dtype,) * len(shares), shares, dtype, single, finite, is_mean=True)
         else:
             how = Agreed(dtype, shares, integers)
         spec = TensorSpec(shared.name, dtype, counted.refs[0].shape)

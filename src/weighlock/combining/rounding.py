@@ -101,8 +101,10 @@ def _all_of(dtype: DType, kind: "np.dtype[np.floating]") -> Array:
 def narrow(values: Array, dtype: DType, out: Array) -> None:
     """Floats as a file's bytes, rounded to nearest, ties to even. What overflows becomes infinite.
 
+    Or NaN, or the largest number, in dtypes without infinity.
+
     Args:
-        values: float64 or float32; not kept.
+        values: float64 or float32.
         dtype: a dtype of floating-point or complex numbers.
         out: bytes, exactly as many as needed.
     """

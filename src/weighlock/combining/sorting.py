@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weighlock.combining.desk import Desk, Fault
+from weighlock.combining.desk import Desk, not_finite
 from weighlock.combining.integers import nearest, rounded_to
 from weighlock.combining.rounding import narrow, numbers_per_unit, unit_bytes, unit_dtype
 from weighlock.combining.sums import step_units, widened
@@ -43,15 +43,15 @@ class TrimmedMean:
                 self._of_long_integers(rows[:, begin * width : (begin + count) * width], target)
                 continue
             values = widened(rows, self.dtypes, begin, count, np.float64, desk)
-            if self.finite:
-                self._check(values, begin, per)
+            fault = not_finite(values, begin, per) if self.finite else None
+            if fault is not None:
+                raise fault
             values.sort(axis=0)  # NaN last
             left = values[self.cut : len(values) - self.cut]
             with np.errstate(all="ignore"):
                 means = _added(left)
                 means /= len(left)
-                if np.isinf(means).any() and np.isfinite(left).all():  # it is the sum that was
-                    means = np.clip(_added(left / len(left)), left[0], left[-1])
+                _mend_overflows(means, left)
             means[np.isnan(values[-1])] = np.nan
             if dtype.is_float:
                 narrow(means, dtype, target)
@@ -71,12 +71,15 @@ class TrimmedMean:
         found = nearest(left[0], mean, np.uint64)
         out.view(left.dtype)[...] = np.clip(found, left[0], left[-1])
 
-    def _check(self, values: Array, first: int, per: int) -> None:
-        fine = np.isfinite(values)
-        if not fine.all():
-            row, place = (int(found[0]) for found in np.nonzero(~fine))
-            what = "NaN" if np.isnan(values[row, place]) else "Inf"
-            raise Fault(f"holds {what}", row=row, unit=first + place // per)
+
+def _mend_overflows(means: Array, left: Array) -> None:
+    """Where only the sum was too large, have the mean of the parts, and of no other number."""
+    large = np.flatnonzero(np.isinf(means))
+    if not large.size:
+        return
+    large = large[np.isfinite(left[:, large]).all(axis=0)]
+    columns = left[:, large]
+    means[large] = np.clip(_added(columns / len(left)), columns[0], columns[-1])
 
 
 def _added(rows: Array) -> Array:

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from weighlock.combining.bf16 import add_rows, sum_bf16
-from weighlock.combining.desk import Desk, Fault
-from weighlock.combining.integers import rounded_to
+from weighlock.combining.desk import Desk, Fault, not_finite
+from weighlock.combining.integers import EXACT, rounded_to
 from weighlock.combining.rounding import (
     is_averaged,
     narrow,
@@ -26,8 +26,8 @@ __all__ = ["WeightedSum", "step_units", "widened"]
 _STEP_NUMBERS = 256 * 1024
 """Numbers that are widened at once, all rows together: 2 MiB of float64."""
 
-_EXACT = 2**53
-"""Integers up to here are floats."""
+_BEYOND_F4 = 7.0
+"""Half-way between the largest of F4 and the next there would be, which is even."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,6 +40,8 @@ class WeightedSum:
         dtype: of the result; integers are the nearest ones.
         single: sum in float32 and leave it at that.
         finite: refuse NaN and infinity.
+        is_mean: the weights are shares of a whole, as nearly as floats are. No result lies beyond
+            its rows then, whatever rounding says.
     """
 
     dtypes: tuple[DType, ...]
@@ -47,6 +49,7 @@ class WeightedSum:
     dtype: DType
     single: bool = False
     finite: bool = True
+    is_mean: bool = False
 
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
         if {self.dtype, *self.dtypes} == {DType.BF16} and not self.single:
@@ -64,13 +67,15 @@ class WeightedSum:
             sums = desk.array("sums", (count * per,), kind)
             desk.align_casts(kind)
             add_rows(weights, values, sums)
+            if self._is_mean_of(kind):
+                _keep_within(values, sums, desk)
             if self.finite and not np.isfinite(sums).all():
-                raise _not_finite(values, sums, begin, per)
+                raise not_finite(values, begin, per) or _overflowing(~np.isfinite(sums), begin, per)
             target = out[begin * width : (begin + count) * width]
             if is_averaged(self.dtype):
                 narrow(sums, self.dtype, target)
                 if self.finite and self._may_grow:
-                    self._check(target, begin)
+                    self._check(sums, target, begin)
             else:
                 integers = target.view(unit_dtype(self.dtype).numpy)
                 integers[...] = rounded_to(sums, integers.dtype)
@@ -78,21 +83,37 @@ class WeightedSum:
     @property
     def _may_grow(self) -> bool:
         """Whether results may be larger than every row, and too large: those of a mean are not."""
-        return sum(map(abs, self.weights)) > 1.001 or set(self.dtypes) != {self.dtype}
+        return not self.is_mean or set(self.dtypes) != {self.dtype}
 
-    def _check(self, result: Array, first: int) -> None:
-        wrong = np.flatnonzero(~np.isfinite(result.view(unit_dtype(self.dtype).numpy)))
-        if wrong.size:
-            raise Fault("overflows", unit=first + int(wrong[0]))
+    def _is_mean_of(self, kind: type) -> bool:
+        """Whether it is a mean that nothing rounds again: what its sums are off would be seen."""
+        if not self.is_mean or len(self.dtypes) == 1:
+            return False
+        return all(unit_dtype(each).numpy == kind for each in (self.dtype, *self.dtypes))
+
+    def _check(self, sums: Array, result: Array, first: int) -> None:
+        """Refuse results that their dtype does not have."""
+        if self.dtype is DType.F4:  # has no infinity: what is too large becomes the largest
+            wrong = np.abs(sums) >= _BEYOND_F4
+        else:
+            wrong = ~np.isfinite(result.view(unit_dtype(self.dtype).numpy))
+        if not wrong.any():
+            return
+        value = sums[np.flatnonzero(wrong)[0]]
+        fault = _overflowing(wrong, first, numbers_per_unit(self.dtype))
+        if self.dtype is DType.F8_E8M0 and value < 1:
+            what = f"becomes {value:g}: {self.dtype} has only powers of two, from 2**-127 on"
+            fault = Fault(what, unit=fault.unit)
+        raise fault
 
     def _check_exact(self, rows: Array, units: int) -> None:
         """Refuse integers that no float is: not even equal ones would stay what they are."""
         for row, dtype in enumerate(self.dtypes):
             if dtype in (DType.I64, DType.U64):
                 values = rows[row, : 8 * units].view(dtype.numpy)
-                beyond = values > _EXACT
+                beyond = values > EXACT
                 if dtype is DType.I64:
-                    beyond |= values < -_EXACT
+                    beyond |= values < -EXACT
                 wrong = np.flatnonzero(beyond)
                 if wrong.size:
                     what = f"holds {values[wrong[0]]}, beyond 2**53: floats are not exact there"
@@ -129,11 +150,33 @@ def widened(
     return values
 
 
-def _not_finite(values: Array, sums: Array, first: int, per: int) -> Fault:
-    """Which row is to blame; none of them if it is the sum that is too large."""
-    for row, found in enumerate(values):
-        wrong = np.flatnonzero(~np.isfinite(found))
-        if wrong.size:
-            what = "NaN" if np.isnan(found[wrong[0]]) else "Inf"
-            return Fault(f"holds {what}", row=row, unit=first + int(wrong[0]) // per)
-    return Fault("overflows", unit=first + int(np.flatnonzero(~np.isfinite(sums))[0]) // per)
+def _overflowing(wrong: Array, first: int, per: int) -> Fault:
+    return Fault("overflows", unit=first + int(np.flatnonzero(wrong)[0]) // per)
+
+
+def _keep_within(values: Array, sums: Array, desk: Desk) -> None:
+    """Put means that rounding moved away from rows that agree, or beyond all floats, back.
+
+    Where all rows are the same number, the sum is off by a few units in its last place at the most.
+    Only such sums are looked at: they are few, and to look at all rows takes longer than to sum.
+    """
+    kind = np.finfo(sums.dtype)
+    most = desk.array("most", sums.shape, sums.dtype.type)
+    apart = desk.array("apart", sums.shape, sums.dtype.type)
+    is_near = desk.array("near", sums.shape, np.bool_)
+    with np.errstate(all="ignore"):
+        # Each share, each product and each sum is rounded; next to zero, to the least number.
+        np.abs(values[0], out=most)
+        most *= (len(values) + 3) * kind.eps
+        most += len(values) * kind.smallest_subnormal
+        np.abs(np.subtract(sums, values[0], out=apart), out=apart)
+        np.less_equal(apart, most, out=is_near)
+        if not np.isfinite(sums).all():
+            is_near |= ~np.isfinite(sums)
+        some = np.flatnonzero(is_near)
+        some = some[apart[some] != 0]
+        step = step_units(len(values))
+        for begin in range(0, some.size, step):
+            columns = some[begin : begin + step]
+            found = values[:, columns]
+            sums[columns] = np.clip(sums[columns], found.min(axis=0), found.max(axis=0))
