@@ -255,6 +255,32 @@ def test_a_file_is_not_finished_while_another_thread_is_writing_to_it(tmp_path):
     assert seen(tmp_path / "model") in ("new", "absent")
 
 
+@pytest.mark.parametrize("header_bytes", [1024 * 1024, 64], ids=["with room", "moved"])
+def test_a_tensor_that_comes_while_the_file_is_finished_is_refused(tmp_path, header_bytes):
+    """Its place would be in the header that is being written, and its bytes would not."""
+
+    class HoldsTheHeader(WaitingDisk):
+        def instead(self, real, fd, data, offset):
+            if offset:
+                return real(fd, data, offset)
+            return super().instead(real, fd, data, offset)
+
+    disk = HoldsTheHeader(PosixDisk(), "write")
+    writer = weighlock.Writer(tmp_path / "model", header_bytes=header_bytes, disk=disk)
+    for name, array in NEW.items():
+        writer.write(name, array)
+    finishing = threading.Thread(target=writer.finish)
+    finishing.start()
+    assert disk.reached.wait(PATIENCE_S)
+    try:
+        with pytest.raises(LayoutError, match="'late' came after the file was finished"):
+            writer.write("late", NEW["codes"])
+    finally:
+        disk.may_go_on.set()
+        finishing.join(PATIENCE_S)
+    assert seen(tmp_path / "model") == "new"
+
+
 # --- the end of the interpreter ---
 
 UNTIL_TOLD = """

@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 import safetensors
-from hypothesis import given
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 import weighlock
@@ -57,11 +57,17 @@ def meant(tensors):
     }
 
 
+def assume_no_aliases(beside, tensors):
+    """Metadata of which no entry could be taken for another name of a tensor: it is refused."""
+    assume(not tensors.keys() & set(beside.values()))
+
+
 @steady(80)
 @given(st.data())
 def test_any_order_and_any_partition_give_the_same_bytes(tmp_path, data):
     tensors = data.draw(arrays())
     beside = data.draw(metadata)
+    assume_no_aliases(beside, tensors)
     path, other = tmp_path / "a.safetensors", tmp_path / "b.safetensors"
     weighlock.save(path, tensors, metadata=beside, durable=False)
     order = data.draw(st.permutations(list(tensors)))
@@ -97,6 +103,7 @@ def test_iterables_with_specs_give_the_same_bytes(tmp_path, data):
 @steady(150)
 @given(arrays(), metadata, st.booleans())
 def test_every_file_is_read_by_the_reference(tmp_path, tensors, beside, streamed):
+    assume_no_aliases(beside, tensors)
     path = tmp_path / "t.safetensors"
     source = iter(tensors.items()) if streamed else tensors
     weighlock.save(path, source, metadata=beside, durable=False)
@@ -121,11 +128,11 @@ def test_streamed_header_fits_whatever_room_was_kept(tmp_path, tensors, beside, 
 @steady(60)
 @given(arrays(), metadata)
 def test_what_is_written_is_read_back(tmp_path, tensors, beside):
+    assume_no_aliases(beside, tensors)
     path = tmp_path / "t.safetensors"
     weighlock.save(path, tensors, metadata=beside, durable=False)
     with weighlock.open(path) as catalog:
-        aliases = {key for key, kept in beside.items() if kept in tensors and key not in tensors}
-        assert [name for name in catalog if name not in aliases] == list(tensors)
+        assert list(catalog) == list(tensors)
         assert dict(catalog.metadata) == beside
         for name, array in tensors.items():
             assert catalog[name].load().tobytes() == array.tobytes()

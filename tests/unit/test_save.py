@@ -483,3 +483,36 @@ def test_a_last_tensor_larger_than_a_shard_is_followed_by_no_empty_one(tmp_path)
             "model-00001-of-00002.safetensors",
             "model-00002-of-00002.safetensors",
         ]
+
+
+def test_many_names_of_which_one_is_there_twice(path):
+    """Looking for it must not take a look at all others for each."""
+    specs = [(f"t{number}", "u8", (1,)) for number in (*range(20_000), 19_999)]
+    with pytest.raises(LayoutError, match="'t19999' is named twice"):
+        weighlock.save(path, iter(()), specs, max_shard_bytes=100)
+
+
+def test_metadata_that_would_be_read_as_another_name_is_refused(path):
+    tensors = {"w": np.zeros(2, np.float32)}
+    with pytest.raises(LayoutError, match=r"'best_layer' is 'w', the name of a tensor"):
+        weighlock.save(path, tensors, metadata={"best_layer": "w"})
+    assert not path.exists()
+    weighlock.save(path, tensors, metadata={"best_layer": "layer w", "format": "w"})
+    assert list(weighlock.open(path)) == ["w"]
+
+
+@pytest.mark.parametrize("is_streamed", [False, True])
+def test_a_name_that_readers_would_refuse_is_not_written(path, is_streamed):
+    tensors = {"n" * 5000: np.zeros(2, np.float32)}
+    given = iter(tensors.items()) if is_streamed else tensors
+    with pytest.raises(weighlock.errors.LimitExceeded, match=r"5,000 asked, 4,096 allowed"):
+        weighlock.save(path, given)
+    assert not path.exists()
+    weighlock.save(path, tensors, limits=weighlock.Limits(name_bytes=8192))
+    assert list(weighlock.open(path, limits=weighlock.Limits(name_bytes=8192))) == list(tensors)
+
+
+@pytest.mark.parametrize("order", [["b"], ["a", "c"], ["a", "b", "b"], []])
+def test_an_order_of_other_names_is_refused(path, order):
+    with pytest.raises(LayoutError, match="data_order must name every tensor"):
+        weighlock.Writer(path, [("a", "f32", (2,)), ("b", "f32", (2,))], data_order=order)

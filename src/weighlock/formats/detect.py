@@ -20,6 +20,7 @@ from weighlock.sources.base import Source
 from weighlock.sources.local import BytesSource, FileSource
 
 if TYPE_CHECKING:
+    from weighlock.abort import Abort
     from weighlock.sources.access import Access
     from weighlock.tensors.catalog import Catalog
 
@@ -34,6 +35,7 @@ def open_catalog(
     *,
     access: "Access | None" = None,
     verify: bool = True,
+    abort: "Abort | None" = None,
 ) -> "Catalog":
     """Open weights: headers are read, tensors are not.
 
@@ -44,6 +46,8 @@ def open_catalog(
         access: credentials for URLs.
         verify: read remote tensors in whole blocks and check their digests, where the server has
             them; otherwise exactly the bytes that are needed, unchecked.
+        abort: `abort.set()` in any thread ends whatever waits for the server of a URL, now or when
+            tensors are read, with `Aborted`.
 
     Raises:
         FormatError: it is not in a format that can be read, or contradicts itself.
@@ -52,17 +56,23 @@ def open_catalog(
         TransferError, RemoteProtocolError: it is behind a URL, and could not be had.
     """
     limits = limits or Limits()
-    return with_nested(_open(target, limits, access, verify), limits, open_source)
+    return with_nested(_open(target, limits, access, verify, abort), limits, open_source)
 
 
-def _open(target: "Openable", limits: Limits, access: "Access | None", verify: bool) -> "Catalog":
+def _open(
+    target: "Openable",
+    limits: Limits,
+    access: "Access | None",
+    verify: bool,
+    abort: "Abort | None",
+) -> "Catalog":
     if isinstance(target, (bytes, bytearray, memoryview)):
         return open_source(BytesSource(target), limits)
     if isinstance(target, str) and target.lower().startswith(("http://", "https://")):
         # Imported for URLs only: who opens a file does not wait for HTTP and TLS.
         from weighlock.formats.remote import open_url
 
-        return open_url(target, limits, open_source, access=access, verify=verify)
+        return open_url(target, limits, open_source, access=access, verify=verify, abort=abort)
     if isinstance(target, (str, os.PathLike)):
         return _open_path(os.fspath(target), limits)
     if isinstance(target, Source):

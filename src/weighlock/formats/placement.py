@@ -7,7 +7,13 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Protocol
 
 from weighlock.errors import LayoutError
-from weighlock.formats.safetensors import DATA_ALIGNMENT, arrange, build_header, check_storable
+from weighlock.formats.safetensors import (
+    DATA_ALIGNMENT,
+    arrange,
+    build_header,
+    check_name_bytes,
+    check_storable,
+)
 from weighlock.limits import Limits
 from weighlock.tensors.spec import TensorSpec
 
@@ -17,8 +23,6 @@ __all__ = ["Placement", "Planned", "Streamed"]
 class Placement(Protocol):
     """What a writer asks about the file it writes."""
 
-    sealed: bool
-    """Nothing can be placed any more."""
     data_start: int
     """Where the data section begins."""
     data_bytes: int
@@ -44,10 +48,6 @@ class Placement(Protocol):
         """Everything before the data section."""
 
 
-def _lacking(header: bytes, data_start: int) -> int:
-    return max(0, len(header) - data_start)
-
-
 class Planned:
     """All specs are known: every tensor has an aligned place, whatever order they come in.
 
@@ -62,7 +62,6 @@ class Planned:
         limits: Limits,
         data_order: Sequence[TensorSpec] | None = None,
     ) -> None:
-        self.sealed = False
         self._limits = limits
         self._specs = {spec.name: spec for spec in specs}
         arrangement = arrange(specs if data_order is None else data_order)
@@ -106,7 +105,6 @@ class Streamed:
     """Nothing is known beforehand: tensors are laid end to end behind room kept for the header."""
 
     def __init__(self, header_bytes: int, limits: Limits) -> None:
-        self.sealed = False
         self._limits = limits
         self._specs: list[TensorSpec] = []
         self._offsets: dict[str, int] = {}
@@ -119,6 +117,7 @@ class Streamed:
 
     def place(self, spec: TensorSpec) -> int:
         check_storable(spec)
+        check_name_bytes(spec.name, self._limits)
         offset = self.data_bytes
         self._specs.append(spec)
         self._offsets[spec.name] = offset
@@ -129,7 +128,8 @@ class Streamed:
         return []
 
     def lacking(self, metadata: Mapping[str, str]) -> int:
-        return _lacking(self._tight(metadata), self.data_start)
+        tight = build_header(self._specs, self._offsets, metadata, limits=self._limits)
+        return max(0, len(tight) - self.data_start)
 
     def moved(self, count: int) -> None:
         self.data_start += count
@@ -138,6 +138,3 @@ class Streamed:
         return build_header(
             self._specs, self._offsets, metadata, room=self.data_start, limits=self._limits
         )
-
-    def _tight(self, metadata: Mapping[str, str]) -> bytes:
-        return build_header(self._specs, self._offsets, metadata, limits=self._limits)

@@ -34,6 +34,9 @@ _log = logging.getLogger("weighlock")
 _PATIENCE_S = 5.0
 """How long an owner that cannot be told of an end is tried again: somebody waits for `close`."""
 
+_BRIEFLY_S = 0.4
+"""How long an owner has to hear that somebody said stop."""
+
 UNVERIFIED = "unverified: its server has no digests, so what it sends is taken as it comes"
 
 _UNCHECKED = "unverified: its blocks were not checked against their digests, as was asked"
@@ -125,6 +128,10 @@ class _Ticketed(Catalog):
         patience_s = min(_PATIENCE_S, self._remote.limits.patience_s)
         retrying = Retrying(patience_s, time.monotonic, random.random)
         with closing(receipt):
+            if self._remote.abort.is_set and word != "landed":
+                # Said once: who said stop waits for no more, and no longer than that takes.
+                receipt.try_to_say(word, cause=cause, within_s=_BRIEFLY_S)
+                return
             try:
                 self._remote.persist(lambda: receipt.say(word, cause=cause), retrying)
             except WeighlockError as error:

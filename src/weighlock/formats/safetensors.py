@@ -6,7 +6,7 @@ header; how a file is written without holding it is `writer`'s.
 
 import re
 import reprlib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -25,7 +25,17 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     from weighlock.sources.base import Source
 
-__all__ = ["Arrangement", "arrange", "build_header", "check_storable", "open_safetensors"]
+__all__ = [
+    "DATA_ALIGNMENT",
+    "Arrangement",
+    "arrange",
+    "build_header",
+    "check_metadata",
+    "check_name_bytes",
+    "check_storable",
+    "is_alias",
+    "open_safetensors",
+]
 
 DATA_ALIGNMENT = 64
 """The data section starts on a multiple of this, so that every tensor can be mapped as its type."""
@@ -62,7 +72,7 @@ def open_safetensors(source: "Source", limits: Limits | None = None) -> Catalog:
     source.read_into(8, memoryview(raw))
     header = _parse(bytes(raw), source.label, limits)
     refs = _refs(source, header.entries, 8 + length, limits)
-    aliases = {name: kept for name, kept in header.metadata.items() if _is_alias(name, kept, refs)}
+    aliases = {name: kept for name, kept in header.metadata.items() if is_alias(name, kept, refs)}
     limits.check("tensors", len(refs) + len(aliases), f"{source.label}: tensors and tied names")
     refs.update({name: refs[kept].renamed(name) for name, kept in aliases.items()})
     groups, notes = read_groups(header.metadata, refs, limits)
@@ -208,9 +218,7 @@ def _refs(
             raise UnsupportedDType(
                 f"tensor {name!r} has the unknown dtype {_short(entry.dtype)}", source=label
             )
-        if 4 * len(name) > limits.name_bytes:  # no character takes more than four bytes
-            size = len(name.encode("utf-8", "surrogatepass"))
-            limits.check("name_bytes", size, f"{label}: bytes of the name {_short(name)}")
+        check_name_bytes(name, limits, f"{label}: ")
         shape = entry.shape or ()
         if len(shape) > limits.rank:
             limits.check("rank", len(shape), f"{label}: dimensions of tensor {_short(name)}")
@@ -253,15 +261,22 @@ def _check_tiling(extents: list[tuple[int, int, str]], data_bytes: int, label: s
         )
 
 
-def _is_alias(name: str, kept: str, refs: Mapping[str, TensorRef]) -> bool:
+def is_alias(name: str, kept: str, names: Container[str]) -> bool:
     """Whether a metadata entry says that a removed name stood for a tensor that was kept."""
-    if name == "format" or name in refs or kept not in refs:
+    if name == "format" or name in names or kept not in names:
         return False
     try:
         check_name(name)
     except LayoutError:
         return False
     return True
+
+
+def check_name_bytes(name: str, limits: Limits, label: str = "") -> None:
+    """Raise `LimitExceeded` if a name is longer than readers take it."""
+    if 4 * len(name) > limits.name_bytes:  # no character takes more than four bytes
+        size = len(name.encode("utf-8", "surrogatepass"))
+        limits.check("name_bytes", size, f"{label}bytes of the name {_short(name)}")
 
 
 def check_storable(spec: TensorSpec) -> None:
@@ -318,10 +333,12 @@ def build_header(
 
     Raises:
         LayoutError: the header does not fit the room, or the format's bound.
+        LimitExceeded: a name is longer than readers take it.
     """
     limits = limits or Limits()
     header: dict[str, Any] = {"__metadata__": dict(metadata)} if metadata else {}
     for spec in specs:
+        check_name_bytes(spec.name, limits)
         begin = offsets[spec.name]
         header[spec.name] = {
             "dtype": spec.dtype.value,

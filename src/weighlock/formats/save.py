@@ -9,7 +9,7 @@ from weighlock.disk.directory import AtomicDirectory
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError
 from weighlock.formats.grouping import GROUPS_KEY, written_groups
-from weighlock.formats.safetensors import check_metadata
+from weighlock.formats.safetensors import check_metadata, is_alias
 from weighlock.formats.sharded import INDEX_NAME, build_index
 from weighlock.formats.shards import PlannedShards, StreamedShards
 from weighlock.formats.writer import Writer
@@ -123,6 +123,7 @@ def save(
         refs = refs_of_pairs(tensors)
     job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
     announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
+    _check_aliases(beside, announced or ())
     if isinstance(path, Spool):
         if max_shard_bytes is not None:
             raise LayoutError("max_shard_bytes: what is saved to a spool is one file")
@@ -232,6 +233,17 @@ def check_tied(tied: str) -> None:
     """Raise `LayoutError` unless it says what becomes of tied tensors."""
     if tied not in ("copy", "alias"):
         raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
+
+
+def _check_aliases(metadata: Mapping[str, str], specs: Iterable[TensorSpec]) -> None:
+    """Refuse what every reader would take for another name of a tensor."""
+    names = {spec.name for spec in specs}
+    for key, value in metadata.items():
+        if is_alias(key, value, names):
+            raise LayoutError(
+                f"metadata {key!r} is {value!r}, the name of a tensor: readers take {key!r} for "
+                "another name of it, as of tied tensors; word it otherwise"
+            )
 
 
 def untied(

@@ -1,9 +1,10 @@
 """Tensors spread over the files of a sharded model, as they are written.
 
 Knows which tensor goes into which shard; a shard is written by a `Writer`, and the directory they
-lie in is `disk.atomic`'s.
+lie in is `disk.directory`'s.
 """
 
+from collections import Counter
 from collections.abc import Callable, Iterable
 
 from weighlock.disk.directory import AtomicDirectory
@@ -48,8 +49,7 @@ class PlannedShards(Lifetime):
         self._make_writer = make_writer
         self._shard_of = {s.name: n for n, group in enumerate(self._groups) for s in group}
         if len(self._shard_of) != len(specs):
-            names = [spec.name for spec in specs]
-            twice = next(name for name in names if names.count(name) > 1)
+            twice, _ = Counter(spec.name for spec in specs).most_common(1)[0]
             raise LayoutError(f"tensor {twice!r} is named twice")
         self._left = [len(group) for group in self._groups]
         self._missing = dict.fromkeys(self._shard_of)

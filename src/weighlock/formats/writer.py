@@ -90,6 +90,8 @@ class Writer(Lifetime):
         self._claimed: set[str] = set()
         self._written: set[str] = set()
         self._parts: dict[str, tuple[int, int]] = {}
+        self._is_sealed = False
+        """Nothing can be placed any more."""
         self._broken = False
         self._torch = False
         self._progress = progress or (lambda _: None)
@@ -100,7 +102,7 @@ class Writer(Lifetime):
         else:
             announced = [TensorSpec.of(spec) for spec in specs]
             by_name = {spec.name: spec for spec in announced}
-            ordered = None if data_order is None else [by_name[name] for name in data_order]
+            ordered = None if data_order is None else _in_order(by_name, data_order)
             self._placement = Planned(announced, self._metadata, limits, ordered)
         self._file: AtomicFile
         if isinstance(path, Spool):
@@ -121,7 +123,7 @@ class Writer(Lifetime):
     def _leave(self, error: BaseException | None) -> None:
         if error is not None:
             self.discard()
-        elif not self._placement.sealed:
+        elif not self._is_sealed:
             self.finish()
         elif self._broken:
             raise LayoutError(f"{self.path}: was given up when a tensor could not be written")
@@ -166,6 +168,7 @@ class Writer(Lifetime):
         with self._lock:
             if spec.name not in self._parts:
                 self._parts[spec.name] = self._placed(spec), spec.nbytes
+            self._check_open(spec.name)
             offset, _ = self._parts[spec.name]
         try:
             self._file.write(offset + start, data)
@@ -216,7 +219,7 @@ class Writer(Lifetime):
 
     def discard(self) -> None:
         """Give up: the destination stays as it was and nothing lies beside it. Idempotent."""
-        self._placement.sealed = True
+        self._is_sealed = True
         self._file.discard()
 
     def _claim(self, ref: TensorRef) -> int:
@@ -226,11 +229,14 @@ class Writer(Lifetime):
             self._torch = self._torch or isinstance(ref, TorchRef)
             return offset
 
-    def _placed(self, spec: TensorSpec) -> int:
-        if self._placement.sealed:
+    def _check_open(self, name: str) -> None:
+        if self._is_sealed:
             raise LayoutError(
-                f"{self.path}: tensor {spec.name!r} came after the file was finished or given up"
+                f"{self.path}: tensor {name!r} came after the file was finished or given up"
             )
+
+    def _placed(self, spec: TensorSpec) -> int:
+        self._check_open(spec.name)
         if spec.name in self._claimed:
             raise LayoutError(f"{self.path}: tensor {spec.name!r} was already written")
         offset = self._placement.place(spec)
@@ -269,30 +275,34 @@ class Writer(Lifetime):
             done += len(piece)
 
     def _seal(self) -> None:
-        """Write the header, after making sure that nothing is missing."""
+        """Write the header, after making sure that nothing is missing and nothing comes."""
         try:
-            if self._placement.sealed:
-                raise LayoutError(f"{self.path}: was already finished or discarded")
+            with self._lock:  # who comes later is refused: offsets change from here on
+                if self._is_sealed:
+                    raise LayoutError(f"{self.path}: was already finished or discarded")
+                self._check_complete()
+                self._is_sealed = True
             if self._torch:
                 self._metadata.setdefault("format", "pt")
-            missing = self._placement.missing(self._written)
-            if missing:
-                more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
-                raise LayoutError(f"{self.path}: tensor {missing[0]!r}{more} was never written")
-            unfinished = self._claimed - self._written
-            if unfinished:
-                raise LayoutError(
-                    f"{self.path}: tensor {min(unfinished)!r} is still being written by another "
-                    "thread: wait for it before finishing"
-                )
             lacking = self._placement.lacking(self._metadata)
             if lacking:
                 self._make_room(lacking)
             self._file.write(0, memoryview(self._placement.header(self._metadata)))
-            self._placement.sealed = True
         except BaseException:
             self.discard()
             raise
+
+    def _check_complete(self) -> None:
+        missing = self._placement.missing(self._written)
+        if missing:
+            more = f" and {len(missing) - 1} more" if len(missing) > 1 else ""
+            raise LayoutError(f"{self.path}: tensor {missing[0]!r}{more} was never written")
+        unfinished = self._claimed - self._written
+        if unfinished:
+            raise LayoutError(
+                f"{self.path}: tensor {min(unfinished)!r} is still being written by another "
+                "thread: wait for it before finishing"
+            )
 
     def _make_room(self, count: int) -> None:
         """Move the data section away from the start, for a header longer than what was kept."""
@@ -307,6 +317,14 @@ class Writer(Lifetime):
             _move(before, start, self._file, self._placement.data_start, self._placement.data_bytes)
         finally:
             before.discard()
+
+
+def _in_order(specs: Mapping[str, TensorSpec], names: Iterable[str]) -> list[TensorSpec]:
+    names = list(names)
+    if len(names) != len(specs) or specs.keys() != set(names):
+        differing = sorted(specs.keys() ^ set(names)) or names
+        raise LayoutError(f"data_order must name every tensor of specs once: see {differing[0]!r}")
+    return [specs[name] for name in names]
 
 
 class _Gathered:
