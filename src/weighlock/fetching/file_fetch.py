@@ -12,12 +12,14 @@ from dataclasses import dataclass, field
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.lease import Lease
+from weighlock.disk.place import sync_placed
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import Aborted, DiskError, FormatError, SourceChanged, SourceError
+from weighlock.errors import Aborted, FormatError, SourceError
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
 from weighlock.fetching.filling import Received, into_arrays, into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, gather
+from weighlock.fetching.in_place import Compared, Differs, opened, put_in_place
 from weighlock.fetching.journal import Journal
 from weighlock.fetching.moving import Progress
 from weighlock.fetching.pulling import Puller
@@ -37,8 +39,6 @@ from weighlock.transfer.rate import Rate
 
 __all__ = ["FetchOptions", "FileFetch"]
 
-_COMPARED_BYTES = 1024 * 1024
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FetchOptions:
@@ -52,6 +52,8 @@ class FetchOptions:
     durable: bool = True
     limits: Limits = field(default_factory=Limits)
     force: bool = False
+    keeps: bool = False
+    """A file that lies at the destination stays if it is the same: there may be refs to it."""
 
     def open(self, url: str) -> HttpSource:
         """The file behind a URL."""
@@ -163,7 +165,48 @@ class FileFetch:
     ) -> Catalog:
         if isinstance(into, Spool):
             return open_landed(self.to_spool(into, tell), self._how.limits)
-        return _opened(self.to_file(into, tell), self._how.limits)
+        size = self._source.size
+        here = self._here(into, lambda there: FileLanding(there, size), tell)
+        return opened(self.to_file(into, tell), self._how.limits) if here is None else here
+
+    def _here(
+        self,
+        path: "str | os.PathLike[str]",
+        landing_in: Callable[[Compared], FileLanding | PartLanding],
+        tell: Callable[[int, int], None] | None,
+    ) -> Catalog | None:
+        """What lies there already, if it is to stay, and is what would land there byte by byte."""
+        how, source = self._how, self._source
+        if not how.keeps or not source.verifies or not os.path.isfile(path):
+            return None
+        remote = open_source(source, how.limits)
+        try:
+            there = FileSource(path)
+        except SourceError:
+            return None
+        try:
+            landing = landing_in(Compared(there))
+            silent = Progress(source.size, None)
+            catalog = open_catalog(there, how.limits)
+            # Blocks at the edges, which it has not all of, are pulled to be compared.
+            with closing(BaseContents(source, remote, catalog)) as base:
+                count = self._counting(silent)
+                blocks = take_from_base(source, base, landing.blocks, landing, count)
+            how.puller(source).pull(blocks, landing, silent)
+            landing.complete()
+            if how.durable:
+                sync_placed(path)
+        except (Differs, FormatError, SourceError):
+            there.close()
+            return None
+        except BaseException:
+            there.close()
+            raise
+        Progress(source.size, tell).add(source.size)
+        return catalog
+
+    def _put_in_place(self, file: AtomicFile) -> FileSource:
+        return put_in_place(file, keeps=self._how.keeps, abort=self._how.abort)
 
     def to_spool(self, spool: Spool, tell: Callable[[int, int], None] | None) -> Lease:
         """Land the whole file in a spool."""
@@ -221,7 +264,7 @@ class FileFetch:
             landing = whole  # what the journal said is cut off
             with closing(FileSource(file.temporary_path)) as complete:
                 open_catalog(complete, self._how.limits)  # it is what it claims to be
-            return _put_in_place(file)
+            return self._put_in_place(file)
         except (FormatError, Aborted):
             file.discard()
             raise
@@ -254,9 +297,12 @@ class FileFetch:
         )
         moves = [(ref.span, len(header) + arrangement.offsets[ref.name]) for ref in refs]
 
+        def landing_in(file: "AtomicFile | Compared") -> PartLanding:
+            return PartLanding(file, header, moves, self._source.size)  # type: ignore[arg-type]
+
         def land(file: AtomicFile) -> None:
             file.reserve(len(header) + arrangement.data_bytes)
-            landing = PartLanding(file, header, moves, self._source.size)
+            landing = landing_in(file)
             self._pull(remote, landing, Progress(_bytes_of(landing, self._source.size), tell))
             landing.complete()
 
@@ -264,75 +310,16 @@ class FileFetch:
             with into.file() as spooled:
                 land(spooled)
                 return open_landed(spooled.finish(), self._how.limits)
+        here = self._here(into, landing_in, tell)
+        if here is not None:
+            return here
         file = AtomicFile(into, durable=self._how.durable)
         try:
             land(file)
-            return _opened(_put_in_place(file), self._how.limits)
+            return opened(self._put_in_place(file), self._how.limits)
         except BaseException:
             file.discard()
             raise
-
-
-def _put_in_place(file: AtomicFile) -> FileSource:
-    """Commit a file, and open what has its name then.
-
-    Others may fetch to the same name, and be later by an instant: what they put there is given only
-    if it is the same, byte by byte.
-
-    Raises:
-        DiskError: it cannot be put in place. SourceChanged: there is something else by now.
-    """
-    try:
-        # Held meanwhile: the number of a file that is gone may soon be another one's.
-        mine = os.dup(file.descriptor())
-    except OSError as error:
-        raise DiskError(
-            f"{file.path}: cannot be put in place: {error.strerror}", errno=error.errno
-        ) from error
-    try:
-        file.commit()
-        there = FileSource(file.path)
-        try:
-            if not _is_same(mine, there):
-                raise SourceChanged(
-                    f"{file.path}: another process or thread has replaced it since it landed: do "
-                    "several fetches write to the same name?"
-                )
-        except BaseException:
-            there.close()
-            raise
-        return there
-    finally:
-        os.close(mine)
-
-
-def _is_same(mine: int, there: FileSource) -> bool:
-    """Whether a file is the one of this descriptor, or holds the same bytes."""
-    status, found = os.fstat(mine), there.fingerprint
-    if (status.st_dev, status.st_ino) == (found.device, found.inode):
-        return True
-    if status.st_size != there.size:
-        return False
-    buffer = memoryview(bytearray(_COMPARED_BYTES))
-    for offset in range(0, there.size, _COMPARED_BYTES):
-        view = buffer[: min(_COMPARED_BYTES, there.size - offset)]
-        there.read_into(offset, view)
-        try:
-            if os.pread(mine, len(view), offset) != view:
-                return False
-        except OSError as error:
-            raise SourceError(
-                f"{there.path}: cannot be compared: {error.strerror}", errno=error.errno
-            ) from error
-    return True
-
-
-def _opened(source: FileSource, limits: Limits) -> Catalog:
-    try:
-        return open_catalog(source, limits)
-    except BaseException:
-        source.close()
-        raise
 
 
 def _stored(catalog: Catalog) -> list[StoredRef]:

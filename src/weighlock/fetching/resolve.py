@@ -56,7 +56,9 @@ def resolve(
         obj: what `unpack` gave, or any object of dicts, lists, tuples, catalogs and registered
             types with refs in it. It is not changed.
         into: a directory in which each owner's tensors become a file, or a spool, where they go
-            with their last ref; to memory if not given.
+            with their last ref; to memory if not given. A file that an earlier call has put in that
+            directory is never changed: refs to it stay good, and the same tensors are not fetched
+            again.
         base: a model one has, as a catalog, arrays or a path: blocks that are the same in its
             tensors of the same names are not pulled.
         tensors: what takes the place of refs in memory.
@@ -90,6 +92,7 @@ def resolve(
         connections=connections,
         durable=durable,
         limits=limits,
+        keeps=True,
     )
     found = _Found()
     replace_refs(obj, found.note, registry, limits)
@@ -107,7 +110,7 @@ def resolve(
         before = 0
         for wanted, source in opened:
             tell = _within(progress, before, wanted.nbytes, found.remote_bytes)
-            place = None if into is None else _place(into, wanted.source)
+            place = None if into is None else _place(into, wanted)
             one = FileFetch(source, wanted.choose, known, how)
             if confirm:
                 with Reporting(source, None, tell) as reporting:
@@ -131,13 +134,17 @@ def _connect(source: "HttpSource | TicketSource", how: FetchOptions) -> HttpSour
     return own.connect(access, how.abort, is_chosen=True)
 
 
-def _place(into: "str | os.PathLike[str] | Spool", source: object) -> "str | Spool":
-    """A file for an owner: the same for the same share, so that it can be taken up again."""
+def _place(into: "str | os.PathLike[str] | Spool", wanted: "_Wanted") -> "str | Spool":
+    """A file for what is wanted of an owner: the same for the same, so that it is taken up again.
+
+    Another one for other tensors of the same share: there may be refs to those that came before.
+    """
     if isinstance(into, Spool):
         return into
-    ticket: str = source.ticket  # type: ignore[attr-defined]
+    ticket: str = wanted.source.ticket or ""
     make_directories(into)
-    name = blake3(ticket.partition("#")[0].encode()).hexdigest(16)
+    spans = sorted((span.offset, span.length) for span in wanted.refs)
+    name = blake3(repr((ticket.partition("#")[0], spans)).encode()).hexdigest(16)
     return os.path.join(into, f"share-{name}.safetensors")
 
 
