@@ -32,7 +32,7 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.tensors.catalog import Catalog
 
-__all__ = ["Combination", "Given", "OnLost", "Options", "check_options"]
+__all__ = ["Combination", "Given", "OnLost", "Options", "check_options", "opening_for"]
 
 OnLost: TypeAlias = Literal["error", "exclude"]
 
@@ -83,6 +83,16 @@ def check_options(options: Options, integers: IntegerPolicy = "equal") -> None:
         raise CombineError(f"threads={threads!r}: as many as work, or 0 for one a core")
 
 
+def opening_for(options: Options) -> Opening:
+    """How contributors are opened for a call that was told this."""
+    return Opening(
+        options.get("access"),
+        options.get("verify", True),
+        options.get("limits"),
+        options.get("abort"),
+    )
+
+
 @dataclass(frozen=True, slots=True)
 class Combination:
     """How a call was asked to combine; `of` does it."""
@@ -120,7 +130,7 @@ class Combination:
             threads=options.get("threads", 0),
             durable=options.get("durable", True),
             metadata=options.get("metadata"),
-            opening=Opening(options.get("access"), options.get("verify", True), limits),
+            opening=opening_for(options),
             abort=options.get("abort"),
             progress=options.get("progress"),
             report=options.get("report"),

@@ -10,6 +10,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
+from weighlock.abort import Abort
 from weighlock.errors import (
     Aborted,
     CombineError,
@@ -66,19 +67,27 @@ class Opening:
     access: Access | None = None
     verify: bool = True
     limits: Limits | None = None
+    abort: Abort | None = None
 
     def open(self, given: Combinable, label: str, closing: ExitStack) -> Catalog:
         """The catalog of one; what is opened for it is closed with the stack.
 
         Raises:
             WeighlockError: it cannot be opened. The message begins with its label.
+            Aborted: somebody said stop.
         """
+        if self.abort is not None:
+            self.abort.check()
         if isinstance(given, Catalog):
             return given
         if isinstance(given, Mapping):
             return Catalog({name: as_ref(name, value) for name, value in given.items()})
         try:
-            opened = open_catalog(given, self.limits, access=self.access, verify=self.verify)
+            opened = open_catalog(
+                given, self.limits, access=self.access, verify=self.verify, abort=self.abort
+            )
+        except Aborted:
+            raise
         except WeighlockError as error:
             named(error, label)
             raise

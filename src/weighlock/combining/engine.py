@@ -7,6 +7,7 @@ depend on who was faster: a block is made of the same rows in the same order.
 
 import contextlib
 import os
+import queue
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -151,7 +152,10 @@ class _Run:
                 if helper.ident is not None:
                     helper.join()
             if self._pool is not None:
-                self._pool.shutdown(cancel_futures=True)
+                # Whoever said stop does not wait for a server: of what others opened, which does
+                # not hear of it, rows may be read to their end, and nobody takes them.
+                is_awaited = not self._setting.abort.is_set
+                self._pool.shutdown(wait=is_awaited, cancel_futures=True)
             for rows in self._open.values():
                 rows.close()
         if self._failure is not None:
@@ -172,18 +176,26 @@ class _Run:
     def _take(self) -> _Taken | None:
         self._setting.abort.check()
         with self._lock:
-            while len(self._waiting) <= self._ahead:
-                block = next(self._blocks, None)
-                if block is None:
-                    break
-                self._waiting.append(self._begin(block))
+            try:
+                while self._failure is None and len(self._waiting) <= self._ahead:
+                    block = next(self._blocks, None)
+                    if block is None:
+                        break
+                    self._waiting.append(self._begin(block))
+            except BaseException as error:
+                # Before the lock is free: whoever waits for it must not take up the next block of
+                # a tensor whose rows are not laid down.
+                self._failure = self._failure or error
+                raise
+            if self._failure is not None:
+                return None
             return self._waiting.popleft() if self._waiting else None
 
     def _begin(self, block: Block) -> _Taken:
         """Have a block's rows read, those that somebody else can read."""
         part = self._parts[block.part]
         if block.is_first:
-            self._open[block.part] = Rows(part, self._setting.directory)
+            self._open[block.part] = Rows(part, self._setting.directory, self._setting.abort)
         rows = self._open[block.part]
         buffer = self._free.pop() if self._free else _Buffer(self._shape)
         taken = _Taken(block, rows, buffer, {})
@@ -257,7 +269,7 @@ class _Run:
         part, block = taken.rows.part, taken.block
         for row in range(len(part.refs)):
             if row in taken.coming:
-                taken.coming[row].result()
+                self._await(taken.coming[row])
             else:
                 self._read(taken, row)
         width = unit_bytes(part.spec.dtype)
@@ -281,6 +293,16 @@ class _Run:
             self._open.pop(block.part).close()
         if self._setting.progress is not None:
             self._setting.progress(done, self._total)
+
+    def _await(self, coming: "Future[None]") -> None:
+        """Wait until a row has come, or somebody says stop."""
+        # A future could be waited for, too, but not from a thread whose signal handler says stop.
+        woken: queue.SimpleQueue[object] = queue.SimpleQueue()
+        coming.add_done_callback(woken.put)
+        with self._setting.abort.waking(lambda: woken.put(None)):
+            woken.get()
+        self._setting.abort.check()
+        coming.result()
 
     def _refused(self, part: Part, block: Block, fault: Fault) -> CombineError:
         element = (block.first + fault.unit) * numbers_per_unit(part.spec.dtype)

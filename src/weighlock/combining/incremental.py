@@ -12,11 +12,11 @@ from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
-from weighlock.combining.combination import Combination, Given, Options, check_options
+from weighlock.abort import Abort
+from weighlock.combining.combination import Combination, Given, Options, check_options, opening_for
 from weighlock.combining.contributors import (
     Combinable,
     Contributor,
-    Opening,
     Shared,
     agreed_metadata,
     checked_weight,
@@ -28,14 +28,14 @@ from weighlock.combining.mean import is_single
 from weighlock.combining.outcome import Out, Report
 from weighlock.combining.plan import Part
 from weighlock.combining.rounding import is_averaged, unit_dtype
-from weighlock.combining.rows import is_near
+from weighlock.combining.rows import heeding, is_near
 from weighlock.combining.sums import WeightedSum
 from weighlock.disk.exclusion import exclusively
 from weighlock.disk.place import make_directories, sync_removed
 from weighlock.disk.removal import remove
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
-from weighlock.errors import CombineError, LocalProtocolError, SourceError, WeighlockError
+from weighlock.errors import Aborted, CombineError, LocalProtocolError, SourceError, WeighlockError
 from weighlock.formats.detect import open_catalog
 from weighlock.lifetimes import Lifetime
 from weighlock.sources.local import Fingerprint
@@ -145,8 +145,7 @@ class Mean(Lifetime):
         label = name or f"contribution {len(self) + 1}"
         if not checked_weight(weight, label):
             raise CombineError(f"{label}: has the weight 0", contributor=label)
-        access, verify = self._options.get("access"), self._options.get("verify", True)
-        opening = Opening(access, verify, self._options.get("limits"))
+        opening = opening_for(self._options)
         with ExitStack() as closing:
             landed = self._landed(opening.open(catalog, label, closing), label, closing)
             with self._lock, exclusively(self._directory, self._options.get("abort")):
@@ -234,11 +233,14 @@ class Mean(Lifetime):
             return catalog
         scratch = Scratch(self._directory)
         closing.callback(scratch.close)
+        abort = self._options.get("abort") or Abort()
         for name, ref in refs.items():
             if is_near(ref):
                 continue
             try:
-                span = scratch.append(ref.pieces(), ref.nbytes)
+                span = scratch.append(heeding(ref.pieces(), abort), ref.nbytes)
+            except Aborted:
+                raise
             except WeighlockError as error:
                 named(error, f"{label}: tensor {name!r}")
                 raise

@@ -7,9 +7,10 @@ without a name.
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Protocol, runtime_checkable
 
+from weighlock.abort import Abort
 from weighlock.combining.plan import Part
 from weighlock.combining.rounding import unit_bytes
 from weighlock.disk.scratch import Scratch
@@ -18,7 +19,7 @@ from weighlock.sources.local import BytesSource, FileSource
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.stored import Readable, StoredRef
 
-__all__ = ["KeepsBlocks", "Rows", "is_near", "is_remote", "remote_sources"]
+__all__ = ["KeepsBlocks", "Rows", "heeding", "is_near", "is_remote", "remote_sources"]
 
 _KEPT_BYTES = 8 * 1024 * 1024
 """Gathered rows of one tensor that are kept in memory, all together."""
@@ -66,8 +67,9 @@ class Rows:
     block: between two looks of one thread another one waits for the interpreter.
     """
 
-    def __init__(self, part: Part, directory: str | None) -> None:
+    def __init__(self, part: Part, directory: str | None, abort: Abort) -> None:
         self.part = part
+        self._abort = abort
         self.widths = [unit_bytes(ref.dtype) for ref in part.refs]
         self.left = part.units
         """Units not yet done; for who closes."""
@@ -80,7 +82,11 @@ class Rows:
         self._scratch: Scratch | None = None
 
     def prepare(self, row: int) -> None:
-        """Lay a row down if it cannot be read where it is."""
+        """Lay a row down if it cannot be read where it is.
+
+        Raises:
+            Aborted: somebody said stop meanwhile.
+        """
         place = self._places[row]
         if isinstance(place, tuple) and isinstance(place[0], FileSource) and place[0].is_held:
             self._files[row] = place[0], self._uses.enter_context(place[0].descriptor())
@@ -95,7 +101,7 @@ class Rows:
             return
         if self._scratch is None:
             self._scratch = Scratch(self._directory)
-        span = self._scratch.append(ref.pieces(), ref.nbytes)
+        span = self._scratch.append(heeding(ref.pieces(), self._abort), ref.nbytes)
         self._places[row] = self._scratch, span.offset
 
     def read_into(self, row: int, start: int, buffer: memoryview) -> None:
@@ -123,6 +129,13 @@ class Rows:
         with contextlib.suppress(OSError):
             if self._scratch is not None:
                 self._scratch.close()
+
+
+def heeding(pieces: Iterable[memoryview], abort: Abort) -> Iterator[memoryview]:
+    """The pieces, until somebody says stop: large tensors are gathered for seconds."""
+    for piece in pieces:
+        abort.check()
+        yield piece
 
 
 class _Left(Exception):
