@@ -220,6 +220,39 @@ def test_pushing_again_what_has_landed_sends_nothing(inbox):
     landed(inbox)
 
 
+@pytest.mark.parametrize("end", ["settled", "revoked"])
+def test_pushing_again_when_the_inbox_is_over_is_told_that_it_landed(server, tmp_path, end):
+    """The last to land settles the inbox: its reply may be lost as well as any other's."""
+    tensors = model()
+    inbox = server.inbox("a" if end == "settled" else ("a", "b"), into=tmp_path / "in")
+    url, told = inbox.url_for("a"), []
+    size = weighlock.push(url, tensors).size
+    if end == "revoked":
+        inbox.revoke()
+    assert inbox.ended == end
+    again = weighlock.push(url, tensors, progress=lambda here, total: told.append((here, total)))
+    assert (again.sender, again.size, again.sent_bytes) == ("a", size, 0)
+    assert told[-1] == (size, size)
+    changed = {**tensors, "large": tensors["large"].copy()}
+    changed["large"][-1] += 1  # the same header
+    for other in (changed, SMALL):
+        with pytest.raises(ShareGone, match="'a' had landed there before, with other") as caught:
+            weighlock.push(url, other)
+        assert caught.value.reason == end
+    assert inbox.outcome["a"] is State.LANDED
+    if end == "revoked":
+        with pytest.raises(ShareGone, match=r"is over \(revoked\)$"):
+            weighlock.push(inbox.url_for("b"), tensors)
+
+
+def test_the_end_of_an_inbox_tells_only_who_proves_its_name_what_landed(server, tmp_path):
+    inbox = server.inbox("a", into=tmp_path / "in")
+    weighlock.push(inbox.url_for("a"), SMALL)
+    for url, sender in ((inbox.url, "a"), (inbox.url + "#r=a." + "0" * 32, None)):
+        with pytest.raises(ShareGone, match=r"is over \(settled\)$"):
+            weighlock.push(url, SMALL, sender=sender)
+
+
 def test_a_landed_file_is_recognised_by_an_inbox_made_later(server, tmp_path):
     tensors = model()
     for _ in range(2):

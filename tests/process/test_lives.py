@@ -145,6 +145,15 @@ def test_whoever_comes_to_a_share_for_nobody_in_particular_is_seen(server):
     assert all(each.bytes_here >= share.size - 4096 for each in share.receivers.values())
 
 
+def test_how_long_a_receiver_without_a_name_took_is_known(server):
+    """It says nothing before its end: what it says then is the first that is heard of it."""
+    share = server.share(model(2.0))
+    weighlock.fetch(share.url, limit_rate=2 * MB, connections=1)
+    (receiver,) = share.wait(DEADLINE_S, at_least=1).receivers.values()
+    assert 0.3 < receiver.seconds < DEADLINE_S  # a second, less what goes before the bound
+    assert 0 < receiver.rate < 8 * MB
+
+
 def test_c10_a_receiver_that_is_killed_is_lost_and_harms_nobody(tmp_path, server):
     tensors, large = watched()
     share = server.share(tensors, receivers=("a", "b"), idle_s=1.5)

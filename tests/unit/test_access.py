@@ -7,7 +7,7 @@ import pytest
 
 import weighlock
 from weighlock import Access, Credential
-from weighlock.errors import SourceError
+from weighlock.errors import LocalProtocolError, SourceError
 from weighlock.sources.access import Address, shown
 
 ID = "0123456789abcdef" * 2
@@ -299,3 +299,36 @@ def test_files_beside_are_asked_for_with_the_same_token(query, also):
     address = Address.of(f"https://host/m/model.index.json{query}")
     assert address.sibling("a?b.bin").url == f"https://host:443/m/a%3Fb.bin{also}"
     assert "sig" not in shown(address.sibling("a.bin").url)
+
+
+def test_a_text_is_one_host():
+    """It is an iterable of characters, too: nothing would be allowed, and nobody told why."""
+    access = Access(allow="127.0.0.1")
+    assert access.allows(Address.of("http://127.0.0.1:8400/a"))
+    assert not access.allows(Address.of("http://1/a"))
+    assert repr(access) == repr(Access(allow=["127.0.0.1"]))
+
+
+@pytest.mark.parametrize(
+    ("allow", "told"),
+    [
+        ("http://host:8400/s/1", "'host:8400'"),
+        (["https://host"], "'host'"),
+        (["10.0.0.0/8"], "'10.0.0.0'"),
+        (["*"], "no patterns"),
+        (["*.example.org"], "no patterns"),
+        ([""], "allows nothing"),
+    ],
+)
+def test_what_is_no_host_is_refused_with_what_to_write(allow, told):
+    with pytest.raises(LocalProtocolError, match="allow: ") as caught:
+        Access(allow=allow)
+    assert told in str(caught.value)
+
+
+def test_hosts_and_credentials_of_another_type_are_refused():
+    with pytest.raises(TypeError, match="a host is a text, not 7"):
+        Access(allow=[7])
+    with pytest.raises(TypeError, match="'host' is shown is a str; pass a Credential") as caught:
+        Access(origins={"host": "Bearer secret"})
+    assert "secret" not in str(caught.value)

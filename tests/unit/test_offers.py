@@ -152,7 +152,7 @@ with weighlock.Server() as server:
     # Tombstones of shares that named receivers settled.
     for _ in range(100_000):
         server._offers._tombstones.put(
-            weighlock.sharing.offers._key(str(_)), "settled", ("site-1", "site-2")
+            weighlock.sharing.offers._key(str(_)), "settled", [("site-1", ""), ("site-2", "")]
         )
     for number in range(10_000 - 2):
         server.share({"a": array}, receivers=("site-1", "site-2"))

@@ -59,6 +59,20 @@ def test_a_life_of_no_time_is_over_at_once(clock):
     assert Life(clock, expires_s=0).ended == "expired"
 
 
+def test_a_first_word_that_is_the_last_one_says_how_long_it_took():
+    now = [100.0]
+    life = Life(lambda: now[0])
+    now[0] = 110.0
+    life.report("a", Event.LANDED, "1", 3_000, seconds=1.5)
+    assert (life.receiver("a").seconds, life.receiver("a").rate) == (1.5, 2_000)
+    life.report("b", Event.LANDED, "1", seconds=1e9)  # longer than there is anything to receive
+    assert life.receiver("b").seconds == 10.0
+    life.report("c", Event.STARTED, "1", seconds=0.5)
+    now[0] = 114.0
+    life.report("c", Event.LANDED, "1", seconds=4.0)  # what it says first counts, and this clock
+    assert life.receiver("c").seconds == 4.5
+
+
 def test_tombstones_are_bounded_and_the_oldest_are_forgotten():
     stones = Tombstones(3)
     for number in range(5):
@@ -136,10 +150,10 @@ def test_a_share_that_is_being_read_is_not_idle_and_is_looked_at_again(clock):
 
 def test_an_id_that_lived_twice_is_remembered_from_its_last_end_on():
     stones = Tombstones(2)
-    stones.put(b"a", "revoked", ("x",))
+    stones.put(b"a", "revoked", [("x", "")])
     stones.put(b"b", "settled")
-    stones.put(b"a", "settled", ("y",))
+    stones.put(b"a", "settled", [("y", "root")])
     stones.put(b"c", "settled")
     assert stones.get(b"b") is None
-    assert stones.landed(b"a", "y")
-    assert not stones.landed(b"a", "x")
+    assert stones.landed(b"a", "y") == "root"
+    assert stones.landed(b"a", "x") is None

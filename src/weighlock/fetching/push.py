@@ -21,6 +21,7 @@ from weighlock.errors import (
     Aborted,
     ChunkCorrupt,
     PeerLost,
+    ShareGone,
     ShortRead,
     SourceChanged,
     TransferError,
@@ -37,6 +38,7 @@ from weighlock.sources.grid import (
     block_count,
     block_span,
 )
+from weighlock.sources.http_replies import LandedBefore
 from weighlock.sources.upload import NotAnnounced, Upload
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
@@ -200,10 +202,29 @@ class _Push:
 
     def run(self, tell: Callable[[int, int], None] | None) -> Pushed:
         """Announce, send what is missing, and have it confirmed."""
-        has_some = self._announce()
-        with _heard(self._upload):
-            self._contents.gather_all()  # not before: it may have been refused
-            return self._run(has_some, tell)
+        try:
+            has_some = self._announce()
+            with _heard(self._upload):
+                self._contents.gather_all()  # not before: it may have been refused
+                return self._run(has_some, tell)
+        except LandedBefore as over:
+            return self._landed_before(over, tell)
+
+    def _landed_before(self, over: LandedBefore, tell: Callable[[int, int], None] | None) -> Pushed:
+        """The inbox is over. If what had landed there is this, all is well: a reply was lost."""
+        self._contents.gather_all()
+        in_two_threads(range(block_count(self._size)), self._note_digest)
+        try:
+            if self._finish():
+                Progress(self._size, tell).add(self._size)
+                return Pushed(self._upload.sender, self._size, self._sent_bytes)
+        except LandedBefore:
+            pass
+        raise ShareGone(
+            f"{self._upload.label}: is over ({over.reason}); {self._upload.sender!r} had landed "
+            "there before, with other tensors",
+            reason=over.reason,
+        )
 
     def _run(self, has_some: bool, tell: Callable[[int, int], None] | None) -> Pushed:
         tries = 0
@@ -268,6 +289,10 @@ class _Push:
         self._upload.connections.abort.check()
         if not any(known[block]) or self._digest(block, buffer) != known[block]:
             missing.add(block)
+
+    def _note_digest(self, block: int, buffer: memoryview) -> None:
+        self._upload.connections.abort.check()
+        self._digest(block, buffer)
 
     def _digest(self, block: int, buffer: memoryview) -> bytes:
         at = block * DIGEST_BYTES

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
 from weighlock.limits import Budget, Limits
 from weighlock.sharing.inbox import Inbox
-from weighlock.sharing.inbox_routes import InboxRoute, Reception, find_inbox
+from weighlock.sharing.inbox_routes import InboxRoute, Reception, answer_landed, find_inbox
 from weighlock.sharing.offers import Offers
 from weighlock.sharing.page import Page, find_page
 from weighlock.sharing.routes import (
@@ -24,7 +24,6 @@ from weighlock.sharing.routes import (
     failure,
     find,
     gone,
-    json_answer,
     not_allowed,
 )
 from weighlock.sharing.shared import Share
@@ -97,41 +96,50 @@ class Answering:
         with inbox.request():
             answer = self._reception.receive(inbox, route, headers, body)
         self._offers.note(inbox)
-        return answer
+        return answer if answer.status != 410 else self._answer_over(inbox.ended, route, headers)
 
     def _answer_inbox(
         self, method: str, target: str, headers: Mapping[str, str], body: bytes
     ) -> Answer:
-        found = self._find_inbox(method, target, headers)
+        found = self._find_inbox(method, target, headers, body)
         if isinstance(found, Answer):
             return found
         inbox, route = found
         with inbox.request():
-            return self._reception.answer(inbox, route, body)
+            answer = self._reception.answer(inbox, route, body)
+        if answer.status == 410:  # since a moment ago
+            return self._answer_over(inbox.ended, route, headers, body)
+        return answer
 
     def _find_inbox(
-        self, method: str, target: str, headers: Mapping[str, str]
+        self, method: str, target: str, headers: Mapping[str, str], body: bytes = b""
     ) -> "Answer | tuple[Inbox, InboxRoute]":
         """The inbox a request is for, if its sender may ask that."""
         route = find_inbox(target)
         if route is None:
             return failure(404, error="not found")
         inbox = self._offers.find(route.inbox_id)
-        mac = headers.get(MAC)
         if not isinstance(inbox, Inbox):
-            # Who has landed, and asks again because the reply was lost, is told so.
-            if isinstance(inbox, str) and method == "POST":
-                genuine = is_genuine(self._key, route.inbox_id, route.sender, mac)
-                if genuine and self._offers.was_confirmed(route.inbox_id, route.sender):
-                    return json_answer(200, landed=True)
-            if not isinstance(inbox, str):
-                time.sleep(_MISS_PAUSE_S)
-            return gone(inbox if isinstance(inbox, str) else None)
-        if not inbox.admits(route.sender, mac):
+            reason = inbox if isinstance(inbox, str) else None
+            return self._answer_over(reason, route, headers, body)
+        if not inbox.admits(route.sender, headers.get(MAC)):
             return failure(403, refused="not the ticket of that sender")
         if method not in route.methods:
             return not_allowed(", ".join(route.methods))
         return inbox, route
+
+    def _answer_over(
+        self, reason: str | None, route: InboxRoute, headers: Mapping[str, str], body: bytes = b""
+    ) -> Answer:
+        """The reply about an inbox that is over, or that never was."""
+        if reason is None:
+            time.sleep(_MISS_PAUSE_S)
+            return gone(None)
+        if is_genuine(self._key, route.inbox_id, route.sender, headers.get(MAC)):
+            root = self._offers.landed_root(route.inbox_id, route.sender)
+            if root is not None:
+                return answer_landed(reason, root, body)
+        return gone(reason)
 
     def _answer_late(
         self,

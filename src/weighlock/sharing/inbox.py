@@ -143,14 +143,11 @@ class Inbox(Offer):
         self.report(name, Event.STARTED, attempt, arrival.bytes_here)
         return arrival
 
-    def report(
-        self, name: str, event: Event, attempt: str, bytes_here: int = 0, cause: str = ""
-    ) -> None:
+    def _hear(self, name: str, attempt: str) -> None:
         with self._lock:
             arrival = self._arrivals.get(name)
             if arrival is not None and arrival.attempt == attempt:
                 arrival.used_at = time.monotonic()
-        super().report(name, event, attempt, bytes_here, cause)
 
     def arrival(self, name: str) -> Arrival | None:
         """What is on its way from a sender, or has landed."""
@@ -222,6 +219,10 @@ class Inbox(Offer):
             if self._arrivals.get(name) is arrival and name not in self._placings:
                 del self._arrivals[name]
         arrival.discard()
+
+    def landed_root(self, name: str) -> str:
+        with self._lock:
+            return "" if name not in self._landed else self._landed[name].root or ""
 
     def let_go(self) -> None:
         """Keep what is incomplete for another inbox at the same place; nothing more comes."""

@@ -40,7 +40,7 @@ from weighlock.sources.access import NAME
 from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES
 from weighlock.tensors.arrays import byte_view, empty
 
-__all__ = ["Body", "InboxRoute", "Reception", "find_inbox"]
+__all__ = ["Body", "InboxRoute", "Reception", "answer_landed", "find_inbox"]
 
 _PATH = re.compile(
     rf"/i/([0-9a-f]{{32}})/senders/({NAME})"
@@ -114,6 +114,28 @@ class _Report(msgspec.Struct, frozen=True):
     cause: Annotated[str, msgspec.Meta(max_length=200)] = ""
 
 
+def _read_report(body: bytes) -> _Report | None:
+    try:
+        return msgspec.json.decode(body, type=_Report)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        return None
+
+
+def answer_landed(reason: str, root: str, body: bytes) -> Answer:
+    """The reply to a sender that has landed, the inbox being over: its reply may have been lost.
+
+    Args:
+        reason: why it is over.
+        root: what the digests of all that landed come down to.
+        body: what it says now. If that is that everything was sent, and names the same root, it is
+            true; otherwise it is told that something of it landed, and may compare.
+    """
+    report = _read_report(body)
+    if report is not None and report.state == "landed" and report.root == root:
+        return json_answer(200, landed=True)
+    return gone(reason, landed=True)
+
+
 class _Busy(Exception):
     """There is no room at the moment: come again a little later."""
 
@@ -138,9 +160,8 @@ class Reception:
         """The reply to a question, or to what a sender says."""
         if route.page is not None:
             return _told(lambda: _digests(inbox, route.sender, route.page or 0))
-        try:
-            report = msgspec.json.decode(body, type=_Report)
-        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        report = _read_report(body)
+        if report is None:
             return failure(400, error="not a report")
         return _told(lambda: self._reported(inbox, route.sender, report))
 

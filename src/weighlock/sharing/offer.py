@@ -180,12 +180,19 @@ class Offer(Lifetime):
             self._life.forgive(seconds)
 
     def report(
-        self, name: str, event: Event, attempt: str, bytes_here: int = 0, cause: str = ""
+        self,
+        name: str,
+        event: Event,
+        attempt: str,
+        bytes_here: int = 0,
+        cause: str = "",
+        seconds: float = 0.0,
     ) -> None:
         """Somebody says how far it is. Repeats, and what comes late, change nothing."""
+        self._hear(name, attempt)
         with self._changed:
             before = self._life.receiver(name)
-            self._life.report(name, event, attempt, bytes_here, cause)
+            self._life.report(name, event, attempt, bytes_here, cause, seconds)
             after = self._life.receiver(name)
             news = []
             if before.state is not after.state:
@@ -213,8 +220,15 @@ class Offer(Lifetime):
         with self._changed:
             return self._life.receiver(name).state is State.LANDED
 
+    def landed_root(self, name: str) -> str:
+        """What tells what that one landed from anything else; nothing if all land the same."""
+        return ""
+
     def let_go(self) -> None:
         """Release what it holds: it is over."""
+
+    def _hear(self, name: str, attempt: str) -> None:
+        """Note that somebody was heard."""
 
     def _held(self) -> contextlib.AbstractContextManager[object]:
         # In a forked child the lock may be held by a thread that does not exist there.

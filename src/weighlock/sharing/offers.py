@@ -87,7 +87,8 @@ class Offers:
         """It is over; how is remembered."""
         key = _key(offer_id)
         outcome = offer.outcome
-        landed = outcome.landed if offer.names else ()  # only who has a name can ask again
+        names = outcome.landed if offer.names else ()  # only who has a name can ask again
+        landed = [(name, offer.landed_root(name)) for name in names]
         with self._lock:
             if self._live.get(key) is offer and outcome.reason is not None:
                 del self._live[key]
@@ -112,12 +113,16 @@ class Offers:
 
     def was_confirmed(self, offer_id: str, name: str) -> bool:
         """Whether an offer that is over knew of that name's landing."""
+        return self.landed_root(offer_id, name) is not None
+
+    def landed_root(self, offer_id: str, name: str) -> str | None:
+        """What landed under a name in an offer that is over; None if it knew of nothing."""
         key = _key(offer_id)
         with self._lock:
             offer = self._live.get(key)
             if offer is None:
                 return self._tombstones.landed(key, name)
-        return offer.has_landed(name)
+        return offer.landed_root(name) if offer.has_landed(name) else None
 
     def note(self, offer: Offer) -> None:
         """Somebody was heard there: there may be silence to notice, sooner than before."""

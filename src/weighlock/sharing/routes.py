@@ -108,11 +108,11 @@ def hashing(done: int, total: int) -> Answer:
     return Answer(503, {**answer.headers, "Retry-After": "0"}, answer.body)
 
 
-def gone(reason: str | None) -> Answer:
+def gone(reason: str | None, **more: object) -> Answer:
     """The reply for an id that is over, or that nobody knows."""
     if reason is None:
         return failure(404, error="not found")
-    return failure(410, error="gone", reason=reason)
+    return failure(410, error="gone", reason=reason, **more)
 
 
 def requested_span(text: str | None, size: int) -> Span | None:
@@ -212,6 +212,7 @@ class _Report(msgspec.Struct, frozen=True):
     bytes: Annotated[int, msgspec.Meta(ge=0, le=2**62)] = 0
     cause: Annotated[str, msgspec.Meta(max_length=200)] = ""
     block: int | None = None
+    seconds: Annotated[float, msgspec.Meta(ge=0, le=1e9)] = 0.0
 
 
 def read_report(body: bytes) -> _Report | None:
@@ -234,7 +235,8 @@ def answer_report(share: Share, name: str, mac: str | None, body: bytes) -> Answ
     else:
         if not share.admits(name, mac):
             return failure(403, error="not the ticket of that receiver")
-        share.report(name, Event(report.state), report.attempt, report.bytes, report.cause)
+        event, cause = Event(report.state), report.cause
+        share.report(name, event, report.attempt, report.bytes, cause, report.seconds)
     if share.ended is not None and report.state != "landed":
         return gone(share.ended)
     confirmed = report.state == "landed" and share.has_landed(name)

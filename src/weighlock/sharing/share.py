@@ -89,7 +89,7 @@ class Receiver:
     bytes_here: int = 0
     """Bytes it says it has verified."""
     seconds: float = 0.0
-    """From its first word to its last one, or until now."""
+    """From its beginning, as it says, to its last word, or until now."""
     cause: str | None = None
     """What it says went wrong."""
 
@@ -136,14 +136,22 @@ class _Record:
         self.bytes_here = 0
         self.cause: str | None = None
 
-    def take(self, event: Event, attempt: str, now: float, bytes_here: int, cause: str) -> None:
+    def take(
+        self,
+        event: Event,
+        attempt: str,
+        now: float,
+        bytes_here: int,
+        cause: str,
+        began_at: float,
+    ) -> None:
         if event is not Event.LANDED and attempt in self.stale:
             return
         if self.state is State.LANDED:
             return
         if attempt != self.attempt:
             if attempt not in self.stale:
-                self.first_at = now
+                self.first_at = began_at
             if self.attempt is not None:
                 self.stale.append(self.attempt)
             self.attempt = attempt
@@ -258,15 +266,33 @@ class Life:
         self._last_at = self._clock()
 
     def report(
-        self, name: str, event: Event, attempt: str, bytes_here: int = 0, cause: str = ""
+        self,
+        name: str,
+        event: Event,
+        attempt: str,
+        bytes_here: int = 0,
+        cause: str = "",
+        seconds: float = 0.0,
     ) -> None:
-        """A receiver says something; repeats, and what comes late, change nothing."""
+        """A receiver says something; repeats, and what comes late, change nothing.
+
+        Args:
+            name: who it is.
+            event: what it says.
+            attempt: which of its attempts.
+            bytes_here: bytes it has verified.
+            cause: what went wrong.
+            seconds: how long that attempt has lasted. Its first word may be its last one: of who
+                has no name, nobody hears before.
+        """
         if self.ended is not None:
             return
         record = self._known.get(name) or self._newcomer(name)
         if record is None:
             return
-        record.take(event, attempt, self._clock(), bytes_here, cause)
+        now = self._clock()
+        began_at = max(self._began_at, now - max(0.0, seconds))  # nobody receives what is not there
+        record.take(event, attempt, now, bytes_here, cause, began_at)
         self._last_at = self._clock()
         self._settle()
 
@@ -337,15 +363,15 @@ class Tombstones:
 
     def __init__(self, most: int) -> None:
         self._most = most
-        self._graves: OrderedDict[bytes, tuple[Reason, tuple[str, ...]]] = OrderedDict()
+        self._graves: OrderedDict[bytes, tuple[Reason, tuple[tuple[str, str], ...]]] = OrderedDict()
 
     def __len__(self) -> int:
         return len(self._graves)
 
-    def put(self, key: bytes, reason: Reason, landed: tuple[str, ...] = ()) -> None:
-        """Remember one, and whose landing was confirmed."""
+    def put(self, key: bytes, reason: Reason, landed: Iterable[tuple[str, str]] = ()) -> None:
+        """Remember one, whose landing was confirmed, and of what."""
         self._graves.pop(key, None)  # an id that lived twice is remembered from its last end on
-        self._graves[key] = reason, landed
+        self._graves[key] = reason, tuple(landed)
         while len(self._graves) > self._most:
             self._graves.popitem(last=False)
 
@@ -354,7 +380,11 @@ class Tombstones:
         found = self._graves.get(key)
         return None if found is None else found[0]
 
-    def landed(self, key: bytes, name: str) -> bool:
-        """Whether that receiver's landing was confirmed: it may ask again, its reply was lost."""
+    def landed(self, key: bytes, name: str) -> str | None:
+        """What that one's landing was confirmed of: it may ask again, its reply was lost.
+
+        Returns:
+            None if it was not.
+        """
         found = self._graves.get(key)
-        return found is not None and name in found[1]
+        return None if found is None else dict(found[1]).get(name)

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import NoReturn
 from urllib.parse import quote, urljoin, urlsplit
 
-from weighlock.errors import SourceError
+from weighlock.errors import LocalProtocolError, SourceError
 from weighlock.sources.words import printable
 
 __all__ = ["NAME", "Access", "Address", "Credential", "shown"]
@@ -235,17 +235,29 @@ class Access:
     """What may be dialled, and with what.
 
     Args:
-        allow: hosts, or hosts with ports, that URLs found in messages may name.
+        allow: hosts, or hosts with ports, that URLs found in messages may name; a text is one.
         origins: credentials by origin: `"host"`, `"host:port"` or `"https://host:port"`.
+
+    Raises:
+        LocalProtocolError: what `allow` names can be no host: it would allow nothing.
+        TypeError: a host is no text, or what is to be shown to an origin no `Credential`.
     """
 
     __slots__ = ("_allow", "_origins")
 
     def __init__(
-        self, allow: Iterable[str] = (), origins: Mapping[str, Credential] | None = None
+        self, allow: str | Iterable[str] = (), origins: Mapping[str, Credential] | None = None
     ) -> None:
-        self._allow = frozenset(_normal(name) for name in allow)
-        self._origins = {_normal(name): found for name, found in (origins or {}).items()}
+        hosts = (allow,) if isinstance(allow, str) else tuple(allow)
+        self._allow = frozenset(_normal(_checked_host(name)) for name in hosts)
+        self._origins: dict[str, Credential] = {}
+        for name, found in (origins or {}).items():
+            if not isinstance(found, Credential):  # not shown: it may be a secret
+                raise TypeError(
+                    f"origins: what {name!r} is shown is a {type(found).__name__}; pass a "
+                    "Credential, as in Credential(headers={'Authorization': …})"
+                )
+            self._origins[_normal(name)] = found
 
     def __repr__(self) -> str:
         return f"<Access to {sorted(self._allow)} with {len(self._origins)} credentials>"
@@ -267,6 +279,26 @@ class Access:
         else:
             keys += [host]
         return next((self._origins[key] for key in keys if key in self._origins), Credential())
+
+
+def _checked_host(name: object) -> str:
+    """A host that can be one, or an error that says how to name it."""
+    if not isinstance(name, str):
+        raise TypeError(f"allow: a host is a text, not {name!r}")
+    text = name.strip()
+    if "://" in text or "/" in text:
+        host = urlsplit(text if "://" in text else f"//{text}").netloc.rpartition("@")[2]
+        raise LocalProtocolError(
+            f"allow: {shown(name)!r} is a URL, or a part of one; hosts are allowed, with a port or "
+            f"without: {host or 'host:port'!r}"
+        )
+    if "*" in text:
+        raise LocalProtocolError(
+            f"allow: {name!r}: there are no patterns here; name every host that may be dialled"
+        )
+    if not text:
+        raise LocalProtocolError("allow: a host without a name allows nothing")
+    return text
 
 
 def _normal(name: str) -> str:

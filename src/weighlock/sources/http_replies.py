@@ -27,6 +27,7 @@ from weighlock.tensors.spec import Span
 
 __all__ = [
     "LEAST_PART_BYTES",
+    "LandedBefore",
     "Resource",
     "check_plain",
     "check_range",
@@ -39,6 +40,10 @@ LEAST_PART_BYTES = 64 * 1024
 """A server may answer with the beginning of what was asked for, but not with crumbs."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
+
+
+class LandedBefore(ShareGone):
+    """The inbox is over, and something of this sender had landed there."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,6 +102,11 @@ def raise_for_status(
         raise ShareGone(f"{label}: there is nothing (404)", reason="unknown")
     if status == 410 and reason == "changed":
         raise SourceChanged(f"{label}: what it offers was changed by its owner")
+    if status == 410 and told.landed:
+        raise LandedBefore(
+            f"{label}: is over ({reason or 'gone'}); what this sender pushed before had landed",
+            reason=reason or "expired",
+        )
     if status == 410:
         raise ShareGone(f"{label}: is over ({reason or 'gone'})", reason=reason or "expired")
     if status == 500 and told.error == "unreadable" and cause is not None:
@@ -117,6 +127,7 @@ class _Explanation(msgspec.Struct, frozen=True):
     reason: Literal["unknown", "revoked", "expired", "settled", "changed"] | None = None
     cause: Annotated[str, msgspec.Meta(pattern="^[A-Za-z]{1,40}$")] | None = None
     error: str = ""
+    landed: bool = False
     done: Annotated[int, msgspec.Meta(ge=0)] = 0
 
 

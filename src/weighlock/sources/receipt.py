@@ -8,6 +8,7 @@ import contextlib
 import re
 import secrets
 import threading
+import time
 from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias
 
@@ -84,6 +85,7 @@ class Receipt:
                 raise Refused(f"{self._label}: is the ticket of {self.name!r}, not of {name!r}")
         self.address = remote.resource.address.beside(f"receivers/{self.name}")
         self._attempt = secrets.token_hex(8)
+        self._began_at = time.monotonic()
         self._abort = remote.abort
         self._within_s = _MOST_S
         self._lock = threading.Lock()
@@ -102,6 +104,7 @@ class Receipt:
             PeerLost, TransferTimeout, RemoteProtocolError: it could not be told.
         """
         facts = {"state": word, "attempt": self._attempt, "bytes": bytes_here, "cause": cause}
+        facts["seconds"] = round(time.monotonic() - self._began_at, 3)
         body = msgspec.json.encode(facts)
         with self._lock:
             if within_s < self._within_s:
