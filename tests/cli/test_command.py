@@ -65,7 +65,6 @@ def test_wrong_usage_exits_with_2(weighlock_command):
         "diff a",
         "diff a b c",
         "info",
-        "info a b",
         "verify",
         "--nonsense",
     ]

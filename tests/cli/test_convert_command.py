@@ -81,6 +81,15 @@ def test_select_and_rename(source, target, convert):
 
 def test_a_selection_of_nothing_is_refused(source, target, convert):
     assert_refused(convert(source, target, "--select", "nothing.*"), "nothing.*")
+    result = convert(source, target, "--select", "layers.*", "--select", "typo*")
+    assert_refused(result, "no tensor matches 'typo*'")
+    assert "layers" not in result.stderr
+
+
+def test_a_rename_that_matches_nothing_is_refused(source, target, convert):
+    result = convert(source, target, "--rename", "^layers=blocks", "--rename", "a=b=c")
+    assert_refused(result, "--rename 'a=b=c'", "no name of a tensor matches 'a=b'")
+    assert not target.exists()
     assert not target.exists()
 
 

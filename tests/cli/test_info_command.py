@@ -7,6 +7,8 @@ import ml_dtypes
 import numpy as np
 from cli_checks import ESCAPES, assert_refused, layers, save, succeeded
 
+from process.plain_server import PlainServer
+
 
 def test_a_single_file(tmp_path, weighlock_command):
     arrays = {
@@ -103,3 +105,34 @@ def test_what_is_broken_says_so(tmp_path, weighlock_command):
     path = save(tmp_path / "a.safetensors", layers())
     os.truncate(path, os.path.getsize(path) - 1)
     assert_refused(weighlock_command("info", path), "a.safetensors")
+
+
+def test_several_paths(tmp_path, weighlock_command):
+    one = save(tmp_path / "one.safetensors", {"w": np.zeros(2)})
+    np.savez(tmp_path / "other.npz", w=np.zeros(3), text=np.array(["x"]))
+    other = tmp_path / "other.npz"
+    text = succeeded(weighlock_command("info", one, other))
+    assert [line for line in text.splitlines() if line.startswith("path")] == [
+        f"path        {one}",
+        f"path        {other}",
+    ]
+    facts = json.loads(succeeded(weighlock_command("info", one, other, "--json")))
+    assert [each["parameters"] for each in facts] == [2, 3]
+    result = weighlock_command("info", one, tmp_path / "none", "--json")
+    assert result.returncode == 1
+    assert len(result.stderr.splitlines()) == 1
+    facts = json.loads(result.stdout)
+    assert facts[0]["tensors"] == 1
+    assert "none: cannot be opened" in facts[1]["error"]
+
+
+def test_notes_are_facts_too(tmp_path, weighlock_command):
+    folder = tmp_path / "model"
+    save(folder, layers(), max_shard_bytes=150)
+    with PlainServer({f"/{path.name}": path.read_bytes() for path in folder.iterdir()}) as server:
+        url = server.url("/model.safetensors.index.json")
+        result = weighlock_command("info", url, "--json")
+        (note,) = json.loads(succeeded(result))["notes"]
+        assert result.stderr == f"note: {note}\n"
+    facts = json.loads(succeeded(weighlock_command("info", folder, "--json")))
+    assert facts["notes"] == []

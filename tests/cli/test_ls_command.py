@@ -32,8 +32,55 @@ def test_patterns_choose(tmp_path, weighlock_command):
         "layers.1.norm.bias",
     ]
     assert lines[-1].startswith("3 tensors")
-    nothing = succeeded(weighlock_command("ls", path, "nothing"))
-    assert nothing.splitlines() == ["0 tensors, 0 elements, 0 B"]
+    named = succeeded(weighlock_command("ls", path, "--names", "layers.1.*", "--names", "embed*"))
+    assert named.splitlines() == lines
+
+
+def test_each_pattern_must_match(tmp_path, weighlock_command):
+    path = save(tmp_path / "a.safetensors", layers())
+    one = "no tensor matches 'nothing', and there is no such file"
+    assert_refused(weighlock_command("ls", path, "nothing"), one)
+    assert_refused(weighlock_command("ls", path, "embed*", "nothing", "--json"), one)
+    result = weighlock_command("ls", path, "--names", "nothing")
+    assert_refused(result, "no tensor matches 'nothing'")
+    assert "file" not in result.stderr
+
+
+def test_several_paths(tmp_path, weighlock_command):
+    one = save(tmp_path / "one.safetensors", {"w": np.zeros(2), "b": np.zeros(1)})
+    other = save(tmp_path / "other.npz", {"w": np.zeros(3)})
+    assert succeeded(weighlock_command("ls", one, other)).splitlines() == [
+        f"{one}:",
+        "w  F64  [2]  16",
+        "b  F64  [1]   8",
+        "2 tensors, 3 elements, 24 B",
+        "",
+        f"{other}:",
+        "w  F64  [3]  24",
+        "1 tensor, 3 elements, 24 B",
+    ]
+    facts = json.loads(succeeded(weighlock_command("ls", one, other, "b", "--json")))
+    (b,) = facts[0]["tensors"]  # a pattern that one of them matches is no mistake
+    assert (facts[0]["path"], b["name"]) == (str(one), "b")
+    assert facts[1] == {"path": str(other), "tensors": [], "notes": [], "unreadable": {}}
+    assert_refused(weighlock_command("ls", one, other, "c"), "no tensor matches 'c'")
+
+
+def test_one_of_several_that_cannot_be_listed(tmp_path, weighlock_command):
+    one = save(tmp_path / "one.safetensors", {"w": np.zeros(2)})
+    broken = tmp_path / "broken"
+    broken.write_bytes(b"x" * 100)
+    result = weighlock_command("ls", broken, one)
+    assert result.returncode == 1
+    assert result.stdout.splitlines()[0] == f"{one}:"
+    (line,) = result.stderr.splitlines()
+    assert line.startswith("weighlock: ")
+    assert "broken" in line
+    result = weighlock_command("ls", broken, one, "--json")
+    assert result.returncode == 1
+    first, second = json.loads(result.stdout)
+    assert first == {"path": str(broken), "error": first["error"]}
+    assert [fact["name"] for fact in second["tensors"]] == ["w"]
 
 
 def test_fold_shows_layers_that_differ_in_their_number_as_one(tmp_path, weighlock_command):
@@ -68,7 +115,6 @@ def test_json(tmp_path, weighlock_command):
         "bytes": 192,
         "count": 3,
     }
-    assert json.loads(succeeded(weighlock_command("ls", path, "nothing", "--json"))) == []
 
 
 def test_shards_and_directories(tmp_path, weighlock_command):

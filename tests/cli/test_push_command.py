@@ -91,6 +91,7 @@ def test_push_says_in_one_line_what_is_wrong(serving, model, weighlock_command, 
         (model, plain, "--sender", "a/b"): "cannot be a sender's name",
         (model, plain, "--sender", ESCAPES): "cannot be a sender's name",
         (model, url, "--names", "nothing*"): "no tensor matches 'nothing*'",
+        (model, url, "--names", "large", "--names", "typo"): "no tensor matches 'typo'",
         (model, plain[:-32] + "0" * 32): "there is nothing (404)",
         (model, "ftp://x/y"): "ftp",
     }

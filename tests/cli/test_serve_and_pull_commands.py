@@ -384,6 +384,16 @@ def test_names_choose(share, tmp_path, weighlock_command):
     assert not (tmp_path / "none").exists()
 
 
+def test_each_name_must_match_before_anything_is_pulled(model, tmp_path, weighlock_command):
+    with weighlock.Server() as server, weighlock.open(model) as catalog:
+        share = server.share(catalog, receivers=("site",))
+        options = ("--names", "layers.1.*", "--names", "typo")
+        result = weighlock_command("pull", share.url_for("site"), tmp_path / "out", *options)
+        assert_refused(result, "no tensor matches 'typo'")
+        assert share.receivers["site"].state is weighlock.State.WAITING  # it may come again
+    assert not (tmp_path / "out").exists()
+
+
 def assert_refused_after_a_bar(result, *says):
     """Exit code 1 and one line that begins as every error does."""
     assert result.returncode == 1

@@ -186,3 +186,26 @@ def test_hostile_names(tmp_path, weighlock_command):
     facts = json.loads(succeeded(weighlock_command("verify", "--data", "--json", path)))
     assert facts["not_finite"] == {ESCAPES: {"nan": 1, "inf": 0}}
     assert facts["path"] == str(path)
+
+
+def test_several_paths(odd, model, tmp_path, weighlock_command):
+    fine = save(tmp_path / "fine.safetensors", FINE)
+    lines = succeeded(weighlock_command("verify", fine, model)).splitlines()
+    assert [line.partition(": ")[0] for line in lines] == [str(fine), str(model)]
+    assert weighlock_command("verify", "--finite", fine, model).returncode == 0
+    assert weighlock_command("verify", "--finite", fine, odd).returncode == 1
+    assert weighlock_command("verify", "--data", fine, odd).returncode == 0
+
+
+def test_one_of_several_that_is_not_valid(tmp_path, weighlock_command):
+    fine, cut = (save(tmp_path / name, FINE) for name in ("fine", "cut"))
+    os.truncate(cut, os.path.getsize(cut) - 1)
+    result = weighlock_command("verify", cut, tmp_path / "none", fine)
+    assert result.returncode == 1
+    assert result.stdout.startswith(f"{fine}: valid")
+    assert len(result.stderr.splitlines()) == 2
+    result = weighlock_command("verify", cut, tmp_path / "none", fine, "--json")
+    assert result.returncode == 1
+    facts = json.loads(result.stdout)
+    assert [each["valid"] for each in facts] == [False, None, True]
+    assert str(cut) in facts[0]["error"]

@@ -1,7 +1,6 @@
 """`weighlock convert`: weights into safetensors, streaming."""
 
 import fnmatch
-import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -12,6 +11,7 @@ import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.names import chosen_by, renamed
 from weighlock.cli.shared import (
     SIZE,
     check_target,
@@ -29,7 +29,7 @@ from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata, save
 from weighlock.sources.access import Credential
 from weighlock.tensors.arrays import Array
-from weighlock.tensors.catalog import Catalog, matching
+from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import TensorRef
@@ -86,7 +86,8 @@ class _Counting(CastRef):
     "renames",
     multiple=True,
     metavar="REGEX=TEXT",
-    help=r"Replace in every name, as in '^module\.=' or 'layer_(\d+)=layers.\1'.",
+    help=r"Replace in every name, as in '^module\.=' or 'layer_(\d+)=layers.\1'. The last '=' "
+    "ends the REGEX.",
 )
 @click.option(
     "--dtype",
@@ -187,15 +188,9 @@ def _chosen(
     dtype: DType | None,
     lost: Counter[str],
 ) -> Catalog:
-    catalog = matching(catalog, patterns) if patterns else catalog.readable()
+    catalog = chosen_by(catalog, patterns)
     for rename in renames:
-        pattern, equals, text = rename.rpartition("=")  # the last: (?<=…) and (?=…) hold one too
-        if not equals or not pattern:
-            raise _without_equals("--rename", rename)
-        try:
-            catalog = catalog.rename(lambda name, p=pattern, t=text: re.sub(p, t, name))  # type: ignore[misc]
-        except re.error as error:
-            raise click.BadParameter(f"{rename!r}: {error}", param_hint="--rename") from error
+        catalog = renamed(catalog, rename)
     if dtype is None:
         return catalog
     groups = catalog.groups.values()
@@ -250,9 +245,5 @@ def _metadata(catalog: Catalog, texts: Sequence[str]) -> dict[str, str]:
 def _pair(option: str, text: str) -> tuple[str, str]:
     key, equals, value = text.partition("=")
     if not equals or not key:
-        raise _without_equals(option, text)
+        raise click.BadParameter(f"{text!r} has no '=', or nothing before it", param_hint=option)
     return key, value
-
-
-def _without_equals(option: str, text: str) -> click.BadParameter:
-    return click.BadParameter(f"{text!r} has no '=', or nothing before it", param_hint=option)

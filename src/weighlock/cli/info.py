@@ -1,6 +1,7 @@
 """`weighlock info`: what a model is made of, in totals."""
 
 import json
+import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
 
@@ -8,7 +9,8 @@ import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import json_option, label, print_json, print_notes, weights
+from weighlock.cli.several import for_each, print_each
+from weighlock.cli.shared import json_option, label, print_notes
 from weighlock.cli.text import as_json_value, columns, counted, escaped, quantity, size
 from weighlock.formats.grouping import GROUPS_KEY
 from weighlock.formats.save import own_metadata
@@ -20,19 +22,34 @@ __all__ = ["command"]
 
 
 @click.command("info")
-@weights("path")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 @credential_options
 @json_option
-def command(path: str, credential: Credential, as_json: bool) -> None:
-    """Show totals of PATH: parameters, bytes per dtype, metadata, shards."""
-    with weighlock.open(path, access=access_to(credential, path)) as catalog:
-        facts = _facts(path, catalog.readable())
-        groups = catalog.groups
-        print_notes(catalog.notes, catalog.unreadable)
+def command(paths: tuple[str, ...], credential: Credential, as_json: bool) -> None:
+    """Show totals of each PATH: parameters, bytes per dtype, metadata, shards."""
+    access = access_to(credential, *paths)
+    is_first = True
+
+    def look(path: str) -> dict[str, object]:
+        nonlocal is_first
+        with weighlock.open(path, access=access) as catalog:
+            facts = _facts(path, catalog.readable())
+            groups = catalog.groups
+            print_notes(catalog.notes, catalog.unreadable)
+        if not as_json:
+            if not is_first:
+                click.echo()
+            _show(facts, groups)
+            is_first = False
+        return facts
+
+    facts, is_well = for_each(
+        paths, look, lambda path, error: {"path": label(path), "error": str(error)}
+    )
     if as_json:
-        print_json(facts)
-    else:
-        _show(facts, groups)
+        print_each(facts)
+    if not is_well:
+        sys.exit(1)
 
 
 def _facts(path: str, catalog: Catalog) -> dict[str, object]:
@@ -69,6 +86,7 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
             name: {"kind": g.kind, "dtype": g.dtype, "shape": g.shape, "parts": dict(g.parts)}
             for name, g in catalog.groups.items()
         },
+        "notes": list(catalog.notes),
         "unreadable": dict(catalog.unreadable),
         "extras": as_json_value(catalog.extras),
     }

@@ -7,6 +7,7 @@ import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.names import chosen_by
 from weighlock.cli.shared import (
     SIZE,
     connections_option,
@@ -21,7 +22,7 @@ from weighlock.errors import DiskError, WeighlockError
 from weighlock.formats.remote import is_metadata
 from weighlock.formats.sharded import is_index_name
 from weighlock.limits import Limits
-from weighlock.sources.access import Address, Credential, shown
+from weighlock.sources.access import Access, Address, Credential, shown
 
 __all__ = ["command"]
 
@@ -76,17 +77,20 @@ def command(
         if not force:
             raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")
         base = base or _if_weights(target)
+    access, limits = access_to(credential, url), Limits(patience_s=patience_s)
+    if patterns:
+        _check_names(url, patterns, access, limits)
     with transfer_bar(f"{shown(url)} → {target}") as progress:
         catalog = weighlock.fetch(
             url,
             into=target,
             names=list(patterns) or None,
             base=base,
-            access=access_to(credential, url),
+            access=access,
             progress=progress,
             connections=connections,
             limit_rate=limit_rate,
-            limits=Limits(patience_s=patience_s),
+            limits=limits,
             verify=not no_verify,
             durable=not no_sync,
             force=force,
@@ -100,6 +104,13 @@ def command(
             click.echo(
                 f"{escaped(target)}: {counted(len(catalog), 'tensor')}, {size(catalog.nbytes)}"
             )
+
+
+def _check_names(url: str, patterns: Sequence[str], access: Access, limits: Limits) -> None:
+    """Raise `LayoutError` if a pattern matches nothing there, before anything is pulled."""
+    # Not with the ticket: who opens weights with one and closes them has received them.
+    with weighlock.open(Address.of(url).url, limits, access=access) as catalog:
+        chosen_by(catalog, patterns)
 
 
 def _name(url: str) -> str:

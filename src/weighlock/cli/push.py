@@ -9,6 +9,7 @@ from blake3 import blake3
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.names import chosen_by
 from weighlock.cli.shared import (
     SIZE,
     connections_option,
@@ -21,7 +22,6 @@ from weighlock.cli.shared import (
 from weighlock.cli.text import escaped, size
 from weighlock.limits import Limits
 from weighlock.sources.access import Address, Credential, shown
-from weighlock.tensors.catalog import matching
 
 __all__ = ["command"]
 
@@ -58,7 +58,7 @@ def command(
         sender = _own_name(path)
     with weighlock.open(path) as catalog:
         print_notes(catalog.notes, catalog.unreadable)
-        chosen = matching(catalog, patterns) if patterns else catalog.readable()
+        chosen = chosen_by(catalog, patterns)
         with transfer_bar(f"{path} → {shown(url)}") as progress:
             pushed = weighlock.push(
                 url,

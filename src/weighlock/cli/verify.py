@@ -1,18 +1,19 @@
 """`weighlock verify`: is this file whole, and are its numbers numbers?"""
 
-import contextlib
 import sys
 from collections.abc import Iterator, Sequence
+from typing import Any
 
 import click
 import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
-from weighlock.cli.shared import json_option, label, print_json, print_notes, progress_bar, weights
+from weighlock.cli.several import for_each, print_each
+from weighlock.cli.shared import json_option, label, print_json, print_notes, progress_bar
 from weighlock.cli.text import columns, counted, escaped, size
 from weighlock.errors import FormatError, LayoutError, WeighlockError
-from weighlock.sources.access import Credential
+from weighlock.sources.access import Access, Credential
 from weighlock.tensors.blocks import blocks
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.ref import TensorRef
@@ -23,66 +24,78 @@ _BLOCK_ELEMENTS = 1 << 20
 
 
 @click.command("verify")
-@weights("path")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 @click.option("--data", is_flag=True, help="Read every tensor and count NaN and Inf.")
 @click.option("--finite", is_flag=True, help="The same, and exit with 1 if there are any.")
 @credential_options
 @json_option
-def command(path: str, data: bool, finite: bool, credential: Credential, as_json: bool) -> None:
-    """Check that PATH is a complete, consistent file, or set of files.
+def command(
+    paths: tuple[str, ...], data: bool, finite: bool, credential: Credential, as_json: bool
+) -> None:
+    """Check that each PATH is a complete, consistent file, or set of files.
 
     Without --data only headers and sizes are read. What a reader should know and need not refuse,
-    such as a total_size in an index that is not that of the tensors, is noted.
+    such as a total_size in an index that is not that of the tensors, is noted. Of several, each is
+    checked, whatever the others are; it exits with 1 if one is not valid.
     """
-    data = data or finite
-    with (
-        _told_as_json(path, as_json),
-        weighlock.open(path, access=access_to(credential, path)) as catalog,
-    ):
+    access = access_to(credential, *paths)
+
+    def look(path: str) -> dict[str, Any]:
+        try:
+            facts = _verified(path, access, data=data or finite)
+        except WeighlockError as error:
+            # What is not valid is an answer too, for a program that asks for JSON.
+            if as_json and len(paths) == 1:
+                print_json(_not_verified(path, error))
+            raise
+        if not as_json:
+            _show(facts)
+        return facts
+
+    found, is_well = for_each(paths, look, _not_verified)
+    if as_json:
+        print_each(found)
+    if not is_well or (finite and any(facts.get("not_finite") for facts in found)):
+        sys.exit(1)
+
+
+def _verified(path: str, access: Access, *, data: bool) -> dict[str, Any]:
+    with weighlock.open(path, access=access) as catalog:
         refs = list(catalog.readable().values())
         _check_shards(catalog)
         total = catalog.readable().nbytes
         notes, unreadable = [*catalog.notes, *_wrong_total(catalog, refs)], dict(catalog.unreadable)
         print_notes(notes, unreadable)
-        found: dict[str, dict[str, int]] = {}
-        if data:
-            with progress_bar(f"reading {label(path)}", total) as progress:
-                catalog.check()
-                for ref in {ref.identity(): ref for ref in refs}.values():
-                    nan, inf = _count(ref)
-                    progress(ref.nbytes)
-                    if nan or inf:
-                        found[ref.name] = {"nan": nan, "inf": inf}
-    if as_json:
         facts = {"path": label(path), "valid": True, "tensors": len(refs), "bytes": total}
         facts |= {"notes": notes, "unreadable": unreadable}
-        print_json({**facts, "not_finite": found} if data else facts)
-    else:
-        if found:
-            rows = [
-                [escaped(n), f"{c['nan']:,} NaN", f"{c['inf']:,} Inf"] for n, c in found.items()
-            ]
-            click.echo(columns(rows, frozenset({1, 2})))
-        odd = counted(len(found), "tensor")
-        checked = "headers and sizes" if not data else f"all data, {odd} not finite"
-        click.echo(
-            f"{escaped(label(path))}: valid ({checked}): {counted(len(refs), 'tensor')}, "
-            f"{size(total)}"
-        )
-    if finite and found:
-        sys.exit(1)
+        if not data:
+            return facts
+        found: dict[str, dict[str, int]] = {}
+        with progress_bar(f"reading {label(path)}", total) as progress:
+            catalog.check()
+            for ref in {ref.identity(): ref for ref in refs}.values():
+                nan, inf = _count(ref)
+                progress(ref.nbytes)
+                if nan or inf:
+                    found[ref.name] = {"nan": nan, "inf": inf}
+        return {**facts, "not_finite": found}
 
 
-@contextlib.contextmanager
-def _told_as_json(path: str, as_json: bool) -> Iterator[None]:
-    """What is not valid is an answer too, for a program that asks for JSON."""
-    try:
-        yield
-    except WeighlockError as error:
-        if as_json:
-            valid = False if isinstance(error, FormatError) else None  # it could not be told
-            print_json({"path": label(path), "valid": valid, "error": str(error)})
-        raise
+def _not_verified(path: str, error: WeighlockError) -> dict[str, Any]:
+    valid = False if isinstance(error, FormatError) else None  # it could not be told
+    return {"path": label(path), "valid": valid, "error": str(error)}
+
+
+def _show(facts: dict[str, Any]) -> None:
+    found: dict[str, dict[str, int]] | None = facts.get("not_finite")
+    if found:
+        rows = [[escaped(n), f"{c['nan']:,} NaN", f"{c['inf']:,} Inf"] for n, c in found.items()]
+        click.echo(columns(rows, frozenset({1, 2})))
+    checked = "headers and sizes"
+    if found is not None:
+        checked = f"all data, {counted(len(found), 'tensor')} not finite"
+    tensors = f"{counted(facts['tensors'], 'tensor')}, {size(facts['bytes'])}"
+    click.echo(f"{escaped(facts['path'])}: valid ({checked}): {tensors}")
 
 
 def _check_shards(catalog: Catalog) -> None:
