@@ -142,10 +142,16 @@ class _Federation:
         with (
             weighlock.open(path) as model,
             server.inbox(self._names, into=landing, specs=specs, durable=False) as inbox,
-            _killed_on_error(sites),  # before the inbox closes, of which they would complain
+            contextlib.ExitStack() as ending,
         ):
             with _step("pack a message for each site: the model by reference, the way back"):
                 packed = server.pack({"round": number, "model": model}, receivers=self._names)
+                share = packed.share
+                assert share is not None  # noqa: S101
+                # Sites first, who would complain of an inbox that closes; then the share, which
+                # would complain of a model that does.
+                ending.enter_context(share)
+                ending.enter_context(_killed_on_error(sites))
                 bodies = {
                     name: weighlock.pack(
                         # What it refers to stays as it is, with its owner and its receiver.
@@ -162,8 +168,6 @@ class _Federation:
                 site.send(bodies[site.name])
             facts = {site.name: site.measured() for site in sites}
             landed = dict(inbox)
-            share = packed.share
-            assert share is not None  # noqa: S101
             pulled = share.sent_bytes
             _told(
                 "the sites pull, train and push, all at once",

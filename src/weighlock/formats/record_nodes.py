@@ -32,6 +32,13 @@ _WRAPPED = 16
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
 
 
+_GRAPHS = {
+    ("torch.fx.graph_module", "reduce_graph_module"),
+    ("torch.fx.graph_module", "reduce_package_graph_module"),
+    ("torch.fx.graph_module", "reduce_deploy_graph_module"),
+}
+"""What makes a traced module of its attributes, and of the code that runs it."""
+
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
 
@@ -51,8 +58,10 @@ def _states(call: Call) -> list[Any]:
 
 
 def _attributes(call: Call) -> dict[Any, Any]:
-    """What BUILD would make attributes of."""
+    """What BUILD would make attributes of, or a function that puts a traced module together."""
     found: dict[Any, Any] = {}
+    if name_of(call) in _GRAPHS and call.args and type(call.args[0]) is dict:
+        found.update(call.args[0])
     for state in _states(call):
         if type(state) in (dict, type(None)):
             found.update(state or {})
@@ -69,7 +78,7 @@ def entries_in(call: Call) -> int:
             break  # a plain tensor
         states = _states(call)
         parts = [*states, *call.args[:1], call.items, call.appended, call.states]
-        for state in states:
+        for state in (*states, *call.args[:1]):
             if type(state) is dict and "_modules" in state:
                 parts += [state.get(name) for name in _MODULE_PARTS]
         for part in parts[:]:

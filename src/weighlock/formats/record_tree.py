@@ -295,13 +295,13 @@ class _Naming:
         self._parts += len(path)  # a few to a name, unless names are made to be many and long
         if self._parts // 8 > limits.tensors:
             limits.check("tensors", self._parts // 8, "names of tensors, by their parts")
-        name = ".".join([label_of(part) for part in path]) or "tensor"
+        name = ".".join([label_of(part) for part in path]) if path else "tensor"
         try:
             check_name(name)
         except LayoutError:
             escaped = name.encode("unicode_escape").decode() if name else "''"
-            self.notes.append(f"a name that no file can hold is shown as {escaped!r}")
             name = "\\__metadata__" if name == "__metadata__" else escaped
+            self.notes.append(f"a name that no file can hold is shown as {name}")
         if len(name) > limits.name_bytes:
             limits.check("name_bytes", len(name), "length of a name")
         self._name_bytes += len(name)

@@ -135,8 +135,9 @@ def _storages(pickle: Pickle, label: str) -> dict[str, Storage]:
         known = found.setdefault(storage.key, storage)
         if (known.elements, known.dtype) != (storage.elements, storage.dtype):
             raise LayoutError(
-                f"storage {storage.key!r} is {known.elements:,} elements of {known.dtype} in one "
-                f"place and {storage.elements:,} of {storage.dtype} in another",
+                f"storage {storage.key!r} is {known.elements:,} elements of "
+                f"{known.dtype or 'no type'} in one place and {storage.elements:,} of "
+                f"{storage.dtype or 'no type'} in another",
                 source=label,
             )
     return found

@@ -6,7 +6,7 @@ Knows which members there are and what they are for; ZIP itself is `zip_director
 `inert_pickle`'s.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING
 
 from weighlock.errors import FormatError, LayoutError, TruncatedFile
@@ -155,11 +155,15 @@ class _Archive:
     def _find_prefix(self) -> str:
         """The directory all members share: the one with the pickle in it."""
         found = [name for name in self._members if name.rsplit("/", 1)[-1] == "data.pkl"]
-        if len(found) != 1:
-            what = "two data.pkl"
-            if not found:
-                what = "no data.pkl: not a PyTorch checkpoint; unpack it, if weights are in it"
-            raise FormatError(f"is a ZIP archive with {what}", source=self._source.label)
+        if len(found) > 1:
+            # Another may lie below: files that were saved beside a script. Torch looks in the one
+            # directory at the top, if there is only one.
+            tops = {name.partition("/")[0] for name in self._members}
+            found = [name for name in found if len(tops) == 1 and name.count("/") == 1]
+            if len(found) != 1:
+                raise FormatError("is a ZIP archive with two data.pkl", source=self._source.label)
+        if not found:
+            raise FormatError(f"is {_other_archive(self._members)}", source=self._source.label)
         prefix = found[0].removesuffix("data.pkl")
         strangers = [name for name in self._members if not name.startswith(prefix)]
         if strangers:
@@ -175,3 +179,15 @@ class _Archive:
         if order not in ("little", "big"):
             raise LayoutError(f"its byte order is {order!r}", source=self._source.label)
         return order
+
+
+def _other_archive(names: Iterable[str]) -> str:
+    """What an archive without a pickle of tensors is."""
+    for name in names:
+        if name.endswith("archive_format"):
+            return "a program that torch.export saved: load it there, and save its state_dict"
+        if name.endswith(".data/extern_modules"):
+            return "a torch.package: import the model from it, and save its state_dict"
+    return (
+        "a ZIP archive with no data.pkl: not a PyTorch checkpoint; unpack it, if weights are in it"
+    )
