@@ -1,13 +1,18 @@
 """What the tests of the command have in common."""
 
 import json
+import os
 import re
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
 
 import weighlock
+
+COMMAND = [sys.executable, "-m", "weighlock"]
 
 ESCAPES = "\x1b[31mred\x1b[0m\nnext\r\x07\x7f\x9b2J"
 """A name that would paint, move and clear a terminal."""
@@ -79,3 +84,30 @@ def at_once(run, cases):
     cases = list(cases)
     with ThreadPoolExecutor(2) as pool:
         return list(zip(cases, pool.map(run, cases), strict=True))
+
+
+def on_a_terminal(*arguments, columns=100):
+    """Run with a terminal for stderr, where progress bars are shown; returns what it got."""
+    ours, theirs = os.openpty()
+    process = subprocess.Popen(
+        [*COMMAND, *map(str, arguments)],
+        stdout=subprocess.PIPE,
+        stderr=theirs,
+        text=True,
+        env={**os.environ, "TERM": "xterm", "COLUMNS": str(columns)},
+    )
+    os.close(theirs)
+    shown = b""
+    while True:
+        try:
+            part = os.read(ours, 65536)
+        except OSError:  # how Linux says that the other side is closed
+            break
+        if not part:
+            break
+        shown += part
+    os.close(ours)
+    said = process.stdout.read()
+    process.stdout.close()
+    assert process.wait(timeout=60) == 0, shown
+    return said, shown.decode()

@@ -7,7 +7,16 @@ import sys
 
 import numpy as np
 import pytest
-from cli_checks import assert_refused, assert_wrong_usage, at_once, layers, save, succeeded
+from cli_checks import (
+    COMMAND,
+    assert_refused,
+    assert_wrong_usage,
+    at_once,
+    layers,
+    on_a_terminal,
+    save,
+    succeeded,
+)
 
 import weighlock
 
@@ -15,7 +24,6 @@ VERBS = [
     *("ls", "info", "convert", "verify", "diff", "scan"),
     *("serve", "pull", "push", "sweep", "demo"),
 ]
-COMMAND = [sys.executable, "-m", "weighlock"]
 
 
 @pytest.fixture
@@ -147,33 +155,6 @@ def test_a_full_disk_behind_standard_output(path):
         )
     assert result.returncode == 1
     assert result.stderr == "weighlock: [Errno 28] No space left on device\n"
-
-
-def on_a_terminal(*arguments):
-    """Run with a terminal for stderr, where progress bars are shown; returns what it got."""
-    ours, theirs = os.openpty()
-    process = subprocess.Popen(
-        [*COMMAND, *map(str, arguments)],
-        stdout=subprocess.PIPE,
-        stderr=theirs,
-        text=True,
-        env={**os.environ, "TERM": "xterm", "COLUMNS": "100"},
-    )
-    os.close(theirs)
-    shown = b""
-    while True:
-        try:
-            part = os.read(ours, 65536)
-        except OSError:  # how Linux says that the other side is closed
-            break
-        if not part:
-            break
-        shown += part
-    os.close(ours)
-    said = process.stdout.read()
-    process.stdout.close()
-    assert process.wait(timeout=60) == 0, shown
-    return said, shown.decode()
 
 
 def test_a_terminal_sees_progress_and_standard_output_does_not(path, tmp_path):

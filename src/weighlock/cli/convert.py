@@ -12,6 +12,7 @@ import numpy as np
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.names import chosen_by, renamed
+from weighlock.cli.progress import progress_bar, quiet_option
 from weighlock.cli.shared import (
     SIZE,
     check_target,
@@ -19,7 +20,6 @@ from weighlock.cli.shared import (
     label,
     print_json,
     print_notes,
-    progress_bar,
     tell,
     weights,
 )
@@ -112,6 +112,7 @@ class _Counting(CastRef):
 )
 @click.option("-f", "--force", is_flag=True, help="Replace TARGET if it is a file.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@quiet_option
 @credential_options
 @json_option
 def command(
@@ -126,6 +127,7 @@ def command(
     skip_unsupported: bool,
     force: bool,
     no_sync: bool,
+    quiet: bool,
     credential: Credential,
     as_json: bool,
 ) -> None:
@@ -151,7 +153,7 @@ def command(
             ref.check_whole()
         shared = _shared_names(chosen)
         total = sum(ref.nbytes for ref in chosen.values()) if tied == "copy" else chosen.nbytes
-        with progress_bar(f"{label(source)} → {target}", total) as progress:
+        with progress_bar(f"{label(source)} → {target}", total, quiet=quiet) as progress:
             save(  # type: ignore[call-overload]
                 target,
                 chosen,

@@ -10,12 +10,12 @@ import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.progress import progress_bar, quiet_option
 from weighlock.cli.shared import (
     json_option,
     label,
     print_json,
     print_notes,
-    progress_bar,
     tell_error,
     weights,
 )
@@ -68,10 +68,17 @@ class _Asked(click.Command):
 @click.option(
     "--exit-code", is_flag=True, help="Exit with 1 if anything differs, 2 if that cannot be told."
 )
+@quiet_option
 @credential_options
 @json_option
 def command(
-    a: str, b: str, specs: bool, exit_code: bool, credential: Credential, as_json: bool
+    a: str,
+    b: str,
+    specs: bool,
+    exit_code: bool,
+    quiet: bool,
+    credential: Credential,
+    as_json: bool,
 ) -> None:
     """Compare the tensors of A and B: added, removed, changed, and by how much.
 
@@ -92,7 +99,8 @@ def command(
             changes = _compare(before, after, None)
         else:
             both = sum(ref.nbytes for name, ref in before.items() if name in after)
-            with progress_bar(f"comparing {label(a)} and {label(b)}", both) as progress:
+            doing = f"comparing {label(a)} and {label(b)}"
+            with progress_bar(doing, both, quiet=quiet) as progress:
                 changes = _compare(before, after, progress)
         same = len(before.keys() & after.keys()) - sum(
             change.kind not in ("added", "removed") for change in changes

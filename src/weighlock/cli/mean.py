@@ -7,13 +7,13 @@ import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.progress import quiet_option, transfer_bar
 from weighlock.cli.shared import (
     check_target,
     json_option,
     label,
     print_json,
     print_notes,
-    transfer_bar,
 )
 from weighlock.cli.text import counted, escaped, size
 
@@ -63,6 +63,7 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@quiet_option
 @credential_options
 @json_option
 def command(
@@ -77,13 +78,14 @@ def command(
     threads: int,
     force: bool,
     no_sync: bool,
+    quiet: bool,
     credential: Credential,
     as_json: bool,
 ) -> None:
     """Write the weighted mean of MODELs, files of any format or URLs, as safetensors."""
     check_target(out, force=force)
     reports: list[Report] = []
-    with transfer_bar(f"mean of {len(sources)} → {out}") as progress:
+    with transfer_bar(f"mean of {len(sources)} → {out}", quiet=quiet) as transfer:
         catalog = weighlock.mean(
             sources,
             weights,
@@ -95,7 +97,7 @@ def command(
             on_lost="exclude" if exclude_lost else "error",
             threads=threads,
             durable=not no_sync,
-            progress=progress,
+            progress=transfer.tell,
             report=reports.append,
             access=access_to(credential, *sources),
         )

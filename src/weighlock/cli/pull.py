@@ -8,6 +8,7 @@ import click
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.names import chosen_by
+from weighlock.cli.progress import quiet_option, transfer_bar
 from weighlock.cli.shared import (
     SIZE,
     connections_option,
@@ -15,7 +16,6 @@ from weighlock.cli.shared import (
     patience_option,
     print_json,
     print_notes,
-    transfer_bar,
 )
 from weighlock.cli.text import counted, escaped, size
 from weighlock.errors import DiskError, WeighlockError
@@ -40,6 +40,7 @@ __all__ = ["command"]
 @click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
 @click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
 @click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@quiet_option
 @credential_options
 @json_option
 def command(
@@ -53,6 +54,7 @@ def command(
     no_verify: bool,
     force: bool,
     no_sync: bool,
+    quiet: bool,
     credential: Credential,
     as_json: bool,
 ) -> None:
@@ -80,14 +82,15 @@ def command(
     access, limits = access_to(credential, url), Limits(patience_s=patience_s)
     if patterns:
         _check_names(url, patterns, access, limits)
-    with transfer_bar(f"{shown(url)} → {target}") as progress:
+    doing = f"{shown(url)} → {target}"
+    with transfer_bar(doing, moved="pulled", quiet=quiet) as transfer:
         catalog = weighlock.fetch(
             url,
             into=target,
             names=list(patterns) or None,
             base=base,
             access=access,
-            progress=progress,
+            progress=transfer.tell,
             connections=connections,
             limit_rate=limit_rate,
             limits=limits,

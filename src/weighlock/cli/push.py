@@ -10,6 +10,7 @@ from blake3 import blake3
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.names import chosen_by
+from weighlock.cli.progress import quiet_option, transfer_bar
 from weighlock.cli.shared import (
     SIZE,
     connections_option,
@@ -17,7 +18,6 @@ from weighlock.cli.shared import (
     patience_option,
     print_json,
     print_notes,
-    transfer_bar,
 )
 from weighlock.cli.text import escaped, size
 from weighlock.limits import Limits
@@ -34,6 +34,7 @@ __all__ = ["command"]
 @connections_option
 @click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
 @patience_option
+@quiet_option
 @credential_options
 @json_option
 def command(
@@ -44,6 +45,7 @@ def command(
     connections: int,
     limit_rate: int | None,
     patience_s: float,
+    quiet: bool,
     credential: Credential,
     as_json: bool,
 ) -> None:
@@ -59,17 +61,19 @@ def command(
     with weighlock.open(path) as catalog:
         print_notes(catalog.notes, catalog.unreadable)
         chosen = chosen_by(catalog, patterns)
-        with transfer_bar(f"{path} → {shown(url)}") as progress:
+        doing = f"{path} → {shown(url)}"
+        with transfer_bar(doing, moved="sent", quiet=quiet) as transfer:
             pushed = weighlock.push(
                 url,
                 chosen,
                 sender=sender,
                 access=access,
-                progress=progress,
+                progress=transfer.tell,
                 connections=connections,
                 limit_rate=limit_rate,
                 limits=Limits(patience_s=patience_s),
             )
+            transfer.seen_bytes, transfer.moved_bytes = pushed.size, pushed.sent_bytes
         facts = {
             "sender": pushed.sender,
             "tensors": len(chosen),

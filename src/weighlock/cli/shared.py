@@ -1,17 +1,16 @@
-"""What several verbs need: parameters, JSON output, progress. Knows click and, on demand, rich."""
+"""What several verbs need: parameters, JSON output, words on stderr. Knows click."""
 
 import contextlib
 import json
 import math
 import os
 import sys
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 import click
 
-from weighlock.cli.text import escaped, parse_size, size
+from weighlock.cli.text import escaped, parse_size
 from weighlock.errors import DiskError
 from weighlock.limits import Limits
 from weighlock.sources.access import shown
@@ -27,10 +26,8 @@ __all__ = [
     "print_json",
     "print_json_line",
     "print_notes",
-    "progress_bar",
     "tell",
     "tell_error",
-    "transfer_bar",
     "weights",
 ]
 
@@ -157,68 +154,3 @@ def _dumped(value: object, indent: int | None = None) -> str:
 def _echo_json(text: str) -> None:
     # JSON leaves DEL and the C1 controls as they are; terminals do not.
     click.echo("".join(c if c.isprintable() or c == "\n" else json.dumps(c)[1:-1] for c in text))
-
-
-@contextlib.contextmanager
-def progress_bar(doing: str, total_bytes: int) -> Iterator[Callable[[int], None]]:
-    """Gives a function to call with bytes done: a bar on a terminal, and one line at the end."""
-    start = time.monotonic()
-    with _bar(doing, total_bytes) as update:
-        total = 0
-
-        def advance(count: int) -> None:
-            nonlocal total
-            total += count
-            update(total, total_bytes)
-
-        yield advance
-    _report(doing, total_bytes, time.monotonic() - start)
-
-
-@contextlib.contextmanager
-def transfer_bar(doing: str) -> Iterator[Callable[[int, int], None]]:
-    """The same for a transfer, which tells bytes here and bytes in all, from any thread."""
-    start = time.monotonic()
-    seen = 0
-    with _bar(doing, None) as update:
-
-        def tell(done: int, total: int) -> None:
-            nonlocal seen
-            seen = done
-            update(done, total)
-
-        yield tell
-    _report(doing, seen, time.monotonic() - start)
-
-
-@contextlib.contextmanager
-def _bar(doing: str, total_bytes: int | None) -> Iterator[Callable[[int, int], None]]:
-    if sys.stderr is None or not sys.stderr.isatty():  # None if the caller closed it: `2>&-`
-        yield lambda done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    with Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-        console=Console(stderr=True),
-        transient=True,
-    ) as bar:
-        task = bar.add_task(escaped(doing).replace("[", "\\["), total=total_bytes)
-        yield lambda done, total: bar.update(task, completed=done, total=total)
-
-
-def _report(doing: str, total_bytes: int, seconds: float) -> None:
-    rate = size(int(total_bytes / seconds)) if seconds > 0 else "?"
-    tell(f"{escaped(doing)}: {size(total_bytes)} in {seconds:.2f} s ({rate}/s)")

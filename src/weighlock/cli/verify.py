@@ -9,8 +9,9 @@ import numpy as np
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.progress import progress_bar, quiet_option
 from weighlock.cli.several import for_each, print_each
-from weighlock.cli.shared import json_option, label, print_json, print_notes, progress_bar
+from weighlock.cli.shared import json_option, label, print_json, print_notes
 from weighlock.cli.text import columns, counted, escaped, size
 from weighlock.errors import FormatError, LayoutError, WeighlockError
 from weighlock.sources.access import Access, Credential
@@ -27,10 +28,16 @@ _BLOCK_ELEMENTS = 1 << 20
 @click.argument("paths", nargs=-1, required=True, type=click.Path(), metavar="PATH...")
 @click.option("--data", is_flag=True, help="Read every tensor and count NaN and Inf.")
 @click.option("--finite", is_flag=True, help="The same, and exit with 1 if there are any.")
+@quiet_option
 @credential_options
 @json_option
 def command(
-    paths: tuple[str, ...], data: bool, finite: bool, credential: Credential, as_json: bool
+    paths: tuple[str, ...],
+    data: bool,
+    finite: bool,
+    quiet: bool,
+    credential: Credential,
+    as_json: bool,
 ) -> None:
     """Check that each PATH is a complete, consistent file, or set of files.
 
@@ -42,7 +49,7 @@ def command(
 
     def look(path: str) -> dict[str, Any]:
         try:
-            facts = _verified(path, access, data=data or finite)
+            facts = _verified(path, access, data=data or finite, quiet=quiet)
         except WeighlockError as error:
             # What is not valid is an answer too, for a program that asks for JSON.
             if as_json and len(paths) == 1:
@@ -59,7 +66,7 @@ def command(
         sys.exit(1)
 
 
-def _verified(path: str, access: Access, *, data: bool) -> dict[str, Any]:
+def _verified(path: str, access: Access, *, data: bool, quiet: bool) -> dict[str, Any]:
     with weighlock.open(path, access=access) as catalog:
         refs = list(catalog.readable().values())
         _check_shards(catalog)
@@ -71,7 +78,7 @@ def _verified(path: str, access: Access, *, data: bool) -> dict[str, Any]:
         if not data:
             return facts
         found: dict[str, dict[str, int]] = {}
-        with progress_bar(f"reading {label(path)}", total) as progress:
+        with progress_bar(f"reading {label(path)}", total, quiet=quiet) as progress:
             catalog.check()
             for ref in {ref.identity(): ref for ref in refs}.values():
                 nan, inf = _count(ref)
