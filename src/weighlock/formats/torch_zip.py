@@ -155,13 +155,10 @@ class _Archive:
     def _find_prefix(self) -> str:
         """The directory all members share: the one with the pickle in it."""
         found = [name for name in self._members if name.rsplit("/", 1)[-1] == "data.pkl"]
+        if len(found) > 1:  # files that were saved beside a script may have any name
+            found = [name for name in found if name.split("/")[1:2] != ["extra"]]
         if len(found) > 1:
-            # Another may lie below: files that were saved beside a script. Torch looks in the one
-            # directory at the top, if there is only one.
-            tops = {name.partition("/")[0] for name in self._members}
-            found = [name for name in found if len(tops) == 1 and name.count("/") == 1]
-            if len(found) != 1:
-                raise FormatError("is a ZIP archive with two data.pkl", source=self._source.label)
+            raise FormatError("is a ZIP archive with two data.pkl", source=self._source.label)
         if not found:
             raise FormatError(f"is {_other_archive(self._members)}", source=self._source.label)
         prefix = found[0].removesuffix("data.pkl")
