@@ -6,7 +6,7 @@ What differs between a mean and a median is how the rows of a tensor become a pa
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 from weighlock.abort import Abort
@@ -32,7 +32,15 @@ from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.tensors.catalog import Catalog
 
-__all__ = ["Combination", "Given", "OnLost", "Options", "check_options", "opening_for"]
+__all__ = [
+    "Combination",
+    "Given",
+    "OnLost",
+    "Options",
+    "PartOf",
+    "check_options",
+    "opening_for",
+]
 
 OnLost: TypeAlias = Literal["error", "exclude"]
 
@@ -95,47 +103,23 @@ def opening_for(options: Options) -> Opening:
 
 @dataclass(frozen=True, slots=True)
 class Combination:
-    """How a call was asked to combine; `of` does it."""
+    """How a call was asked to combine; `of` does it.
 
-    out: Out = None
-    missing: Missing = "error"
-    on_lost: OnLost = "error"
+    Raises:
+        TypeError: there is no such option, or nothing can be put where the result shall go.
+        CombineError: an option has no such value.
+    """
+
+    out: Out
+    options: Options
     same_dtype: bool = True
-    threads: int = 0
-    durable: bool = True
-    metadata: Mapping[str, str] | None = None
-    opening: Opening = field(default_factory=Opening)
-    abort: Abort | None = None
-    progress: Callable[[int, int], None] | None = None
-    report: Callable[[Report], None] | None = None
-    limits: Limits = field(default_factory=Limits)
+    integers: IntegerPolicy = "equal"
 
-    @classmethod
-    def asked(
-        cls,
-        out: Out,
-        options: Options,
-        *,
-        same_dtype: bool = True,
-        integers: IntegerPolicy = "equal",
-    ) -> "Combination":
-        """From what a call was given."""
-        check_options(options, integers)
-        limits = options.get("limits") or Limits()
-        return cls(
-            out=out,
-            missing=options.get("missing", "error"),
-            on_lost=options.get("on_lost", "error"),
-            same_dtype=same_dtype,
-            threads=options.get("threads", 0),
-            durable=options.get("durable", True),
-            metadata=options.get("metadata"),
-            opening=opening_for(options),
-            abort=options.get("abort"),
-            progress=options.get("progress"),
-            report=options.get("report"),
-            limits=limits,
-        )
+    def __post_init__(self) -> None:
+        check_options(self.options, self.integers)
+        if not isinstance(self.out, (str, os.PathLike, Spool, type(None))):
+            what = type(self.out).__name__
+            raise TypeError(f"out is a {what}: the result goes to a path, a spool, or memory")
 
     def of(self, given: Given, part_of: PartOf) -> Catalog:
         """The result. On any exception nothing lies beside the destination, which is untouched.
@@ -151,8 +135,9 @@ class Combination:
         except BaseException:
             target.discard()
             raise
-        if self.report is not None:
-            self.report(report)
+        tell = self.options.get("report")
+        if tell is not None:
+            tell(report)
         for note in report.notes():
             catalog = catalog.noted(note)
         return catalog
@@ -171,7 +156,7 @@ class Combination:
             try:
                 return self._once(given, part_of, excluded)
             except Lost as lost:
-                if self.on_lost == "error":
+                if self.options.get("on_lost", "error") == "error":
                     raise lost.error from lost.error.__cause__
                 label = given[lost.owner][0]
                 excluded[label] = str(lost.error).removeprefix(f"{label}: ")
@@ -184,15 +169,18 @@ class Combination:
     def _once(
         self, given: Given, part_of: PartOf, excluded: Mapping[str, str]
     ) -> tuple[Target, Report]:
+        opening, options = opening_for(self.options), self.options
         with ExitStack() as closing:
             contributors = [
-                Contributor(label, self._opened(number, value, label, closing), weight)
+                Contributor(label, _opened(opening, number, value, label, closing), weight)
                 for number, (label, value, weight) in enumerate(given)
             ]
-            tensors = aligned(contributors, self.missing, same_dtype=self.same_dtype)
+            tensors = aligned(
+                contributors, options.get("missing", "error"), same_dtype=self.same_dtype
+            )
             made = {s.name: part_of(s, contributors) for s in in_file_order(tensors)}
             parts = [part for part in made.values() if part is not None]
-            metadata = self.metadata
+            metadata = options.get("metadata")
             if metadata is None:
                 metadata = agreed_metadata(c.catalog for c in contributors)
             target = target_for(
@@ -200,8 +188,8 @@ class Combination:
                 parts,
                 order=[shared.name for shared in tensors if made[shared.name] is not None],
                 metadata=metadata,
-                durable=self.durable,
-                limits=self.limits,
+                durable=options.get("durable", True),
+                limits=options.get("limits") or Limits(),
             )
             try:
                 combine_blocks(parts, target, self._setting(contributors))
@@ -211,22 +199,25 @@ class Combination:
                 raise
         return target, _report(parts, tensors, contributors, excluded)
 
-    def _opened(self, number: int, value: Combinable, label: str, closing: ExitStack) -> Catalog:
-        try:
-            return self.opening.open(value, label, closing)
-        except WeighlockError as error:
-            if is_loss(error):
-                raise Lost(number, error) from error
-            raise
-
     def _setting(self, contributors: Sequence[Contributor]) -> Setting:
         return Setting(
             labels=tuple(contributor.label for contributor in contributors),
-            threads=self.threads,
+            threads=self.options.get("threads", 0),
             directory=_directory(self.out),
-            abort=self.abort or Abort(),
-            progress=self.progress,
+            abort=self.options.get("abort") or Abort(),
+            progress=self.options.get("progress"),
         )
+
+
+def _opened(
+    opening: Opening, number: int, value: Combinable, label: str, closing: ExitStack
+) -> Catalog:
+    try:
+        return opening.open(value, label, closing)
+    except WeighlockError as error:
+        if is_loss(error):
+            raise Lost(number, error) from error
+        raise
 
 
 def _directory(out: Out) -> str | None:

@@ -5,6 +5,7 @@ Knows catalogs, paths and URLs; reads headers only.
 
 import math
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
@@ -31,6 +32,7 @@ from weighlock.tensors.ref import TensorRef
 __all__ = [
     "Combinable",
     "Contributor",
+    "Lost",
     "Missing",
     "Opening",
     "Shared",
@@ -74,10 +76,12 @@ class Opening:
 
         Raises:
             WeighlockError: it cannot be opened. The message begins with its label.
+            TypeError: it is no model.
             Aborted: somebody said stop.
         """
         if self.abort is not None:
             self.abort.check()
+        _check_is_model(given, label)
         if isinstance(given, Catalog):
             return given
         if isinstance(given, Mapping):
@@ -95,25 +99,26 @@ class Opening:
 
 
 def weighed(
-    given: "Mapping[str, Combinable] | Sequence[Combinable]",
-    weights: "Sequence[float] | Mapping[str, float] | None",
+    given: "Mapping[str, Combinable] | Iterable[Combinable]",
+    weights: "Iterable[float] | Mapping[str, float] | None",
 ) -> list[tuple[str, Combinable, float]]:
     """Label, contributor and weight of each; nothing is opened.
 
     Raises:
-        CombineError: there is nobody, or a weight is missing, negative or no number.
+        CombineError: there is nobody, two have one name, or a weight is missing, negative or no
+            number.
     """
-    if isinstance(given, (Catalog, str, os.PathLike)):
-        raise CombineError("pass a list of models, or a mapping of names to models, not one model")
-    if isinstance(given, Mapping):
-        pairs = [(str(name), value) for name, value in given.items()]
-    else:
-        pairs = [
-            (labelled(f"contributor {n + 1} of {len(given)}", value), value)
-            for n, value in enumerate(given)
-        ]
+    pairs = _labelled_all(given)
     if not pairs:
         raise CombineError("there is nothing to combine: no contributor was given")
+    labels = Counter(label for label, _ in pairs)
+    if len(labels) < len(pairs):
+        raise CombineError(f"two contributors are called {labels.most_common(1)[0][0]!r}")
+    if isinstance(weights, (str, bytes)) or not isinstance(weights, (Iterable, type(None))):
+        raise CombineError(
+            f"weights={weights!r}: they are numbers, one for each contributor; "
+            "the file to write is out="
+        )
     if isinstance(weights, Mapping):
         names = list(given) if isinstance(given, Mapping) else []
         strangers = [name for name in weights if name not in names]
@@ -134,6 +139,42 @@ def weighed(
     return checked
 
 
+def _labelled_all(
+    given: "Mapping[str, Combinable] | Iterable[Combinable]",
+) -> list[tuple[str, Combinable]]:
+    """Label and contributor of each."""
+    one = "pass a list of models, such as [a, b], or a mapping of names to models"
+    if isinstance(given, (Catalog, str, bytes, os.PathLike)) or _is_module(given):
+        raise CombineError(f"{one}, not one model")
+    if isinstance(given, Mapping):
+        if any(map(_is_tensor, given.values())):
+            raise CombineError(f"these are tensors, not models: {one}")
+        return [(str(name), value) for name, value in given.items()]
+    if not isinstance(given, Iterable):
+        raise TypeError(f"cannot combine a {type(given).__name__}: {one}")
+    listed = list(given)
+    return [
+        (labelled(f"contributor {n + 1} of {len(listed)}", value), value)
+        for n, value in enumerate(listed)
+    ]
+
+
+def _check_is_model(given: object, label: str) -> None:
+    """Refuse what is often taken for a model; what else is none, whoever opens it tells."""
+    if _is_module(given):
+        raise TypeError(f"{label}: is a {type(given).__name__}: pass its state_dict()")
+    if _is_tensor(given):
+        raise TypeError(f"{label}: is a tensor: a model is a mapping of names to tensors")
+
+
+def _is_module(value: object) -> bool:
+    return callable(getattr(value, "state_dict", None))
+
+
+def _is_tensor(value: object) -> bool:
+    return hasattr(value, "shape") and hasattr(value, "dtype")
+
+
 def checked_weight(weight: object, label: str) -> float:
     """The weight, if it is a number from 0 on.
 
@@ -141,7 +182,7 @@ def checked_weight(weight: object, label: str) -> float:
         CombineError: it is not.
     """
     try:
-        value = float(weight)  # type: ignore[arg-type]
+        value = math.nan if isinstance(weight, (str, bytes)) else float(weight)  # type: ignore[arg-type]
     except (TypeError, ValueError):
         value = math.nan
     if not 0 <= value < math.inf:
@@ -217,7 +258,10 @@ def _shared(
     name: str, contributors: Sequence[Contributor], missing: Missing, same_dtype: bool
 ) -> Shared:
     owners = tuple(n for n, c in enumerate(contributors) if name in c.catalog)
-    lacking = tuple(n for n in range(len(contributors)) if n not in set(owners))
+    lacking: tuple[int, ...] = ()
+    if len(owners) < len(contributors):
+        present = set(owners)
+        lacking = tuple(n for n in range(len(contributors)) if n not in present)
     first = contributors[owners[0]]
     if lacking and missing == "error":
         label = contributors[lacking[0]].label
@@ -231,9 +275,11 @@ def _shared(
     for owner, ref in zip(owners, refs, strict=True):
         if ref.shape != refs[0].shape or (same_dtype and ref.dtype != refs[0].dtype):
             label = contributors[owner].label
+            # Where dtypes may differ, that of the first is not what is wrong.
+            others = f"{refs[0].dtype} " if same_dtype else ""
             raise CombineError(
                 f"{label}: tensor {name!r} is {ref.dtype} {list(ref.shape)}, but "
-                f"{refs[0].dtype} {list(refs[0].shape)} in {first.label}",
+                f"{others}{list(refs[0].shape)} in {first.label}",
                 contributor=label,
                 tensor=name,
             )

@@ -13,13 +13,13 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
-from typing import Protocol
 
 import numpy as np
 
 from weighlock.abort import Abort
 from weighlock.combining.contributors import Lost, is_loss, named
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
+from weighlock.combining.outcome import Target
 from weighlock.combining.plan import Block, Part, kept_blocks, plan_blocks, row_bytes
 from weighlock.combining.rounding import numbers_per_unit, unit_bytes
 from weighlock.combining.rows import KeepsBlocks, Rows, is_remote, remote_sources
@@ -35,10 +35,9 @@ from weighlock.errors import (
 )
 from weighlock.sources.grid import BLOCK_BYTES
 from weighlock.tensors.arrays import byte_view
-from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 
-__all__ = ["Setting", "Sink", "combine_blocks"]
+__all__ = ["Setting", "combine_blocks"]
 
 _AHEAD = 2
 """Blocks that are read while others are worked on, where rows come from servers."""
@@ -49,13 +48,6 @@ _READERS = 12
 _UNREADABLE = FormatError, SourceError, SpoolClosed, TransferError, ProtocolError
 
 _MOST_THREADS = 4
-
-
-class Sink(Protocol):
-    """Where the result goes."""
-
-    def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
-        """Take bytes of a tensor, in any order and from any thread."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,7 +65,7 @@ class Setting:
     """Called with bytes read and bytes to read."""
 
 
-def combine_blocks(parts: Sequence[Part], sink: Sink, setting: Setting) -> None:
+def combine_blocks(parts: Sequence[Part], target: Target, setting: Setting) -> None:
     """Make every part.
 
     Raises:
@@ -81,7 +73,7 @@ def combine_blocks(parts: Sequence[Part], sink: Sink, setting: Setting) -> None:
         CombineError: the numbers are refused.
         Aborted: somebody said stop.
     """
-    _Run(parts, sink, setting).run()
+    _Run(parts, target, setting).run()
 
 
 class _Buffer:
@@ -104,9 +96,9 @@ class _Taken:
 
 
 class _Run:
-    def __init__(self, parts: Sequence[Part], sink: Sink, setting: Setting) -> None:
+    def __init__(self, parts: Sequence[Part], target: Target, setting: Setting) -> None:
         self._parts = parts
-        self._sink = sink
+        self._target = target
         self._setting = setting
         self._threads = setting.threads or min(_MOST_THREADS, _cores())
         self._sources = remote_sources(parts)
@@ -281,7 +273,7 @@ class _Run:
             self._check(taken.rows)  # of a file that changed, this is said rather than what it held
             raise self._refused(part, block, fault) from fault
         data = byte_view(out)[: block.units * width]
-        self._sink.put(part.spec, block.first * width, data)
+        self._target.put(part.spec, block.first * width, data)
         with self._lock:
             self._free.append(taken.buffer)
             self._done += block.units * sum(taken.rows.widths)
@@ -306,13 +298,13 @@ class _Run:
 
     def _refused(self, part: Part, block: Block, fault: Fault) -> CombineError:
         element = (block.first + fault.unit) * numbers_per_unit(part.spec.dtype)
-        if part.spec.dtype.is_complex:
+        if part.refs[0].dtype.is_complex:
             element //= 2
         label = None if fault.row is None else self._setting.labels[part.owners[fault.row]]
         whose = f"{label}: " if label else ""
         return CombineError(
             f"{whose}tensor {part.spec.name!r} {fault.what} (element {element:,} of "
-            f"{part.spec.size:,})",
+            f"{part.refs[0].spec.size:,})",
             contributor=label,
             tensor=part.spec.name,
         )

@@ -1,18 +1,19 @@
 """A mean of contributions that come over time: its accumulator lies on disk.
 
 The accumulator is a safetensors file of the mean so far, in float32 or float64, with a ledger in
-its metadata. Adding writes the next one beside it and puts that in its place by one rename. So,
-whenever the process dies, a contribution is in it entirely, ledger and all, or not at all.
+its metadata; complex numbers are pairs in it, with a last dimension of two. Adding writes the next
+one beside it and puts that in its place by one rename. So, whenever the process dies, a
+contribution is in it entirely, ledger and all, or not at all.
 """
 
-import os
 import threading
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import TYPE_CHECKING, Unpack
 
 from weighlock.abort import Abort
+from weighlock.combining.accumulator import Accumulator, InDirectory, InSpool
 from weighlock.combining.combination import Combination, Given, Options, check_options, opening_for
 from weighlock.combining.contributors import (
     Combinable,
@@ -24,33 +25,29 @@ from weighlock.combining.contributors import (
 )
 from weighlock.combining.integers import Agreed, IntegerPolicy
 from weighlock.combining.ledger import LEDGER_KEY, Ledger
-from weighlock.combining.mean import is_single
+from weighlock.combining.mean import accumulated_in
 from weighlock.combining.outcome import Out, Report
 from weighlock.combining.plan import Part
 from weighlock.combining.rounding import is_averaged, unit_dtype
 from weighlock.combining.rows import heeding, is_near
 from weighlock.combining.sums import WeightedSum
-from weighlock.disk.exclusion import exclusively
-from weighlock.disk.place import make_directories, sync_removed
-from weighlock.disk.removal import remove
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
 from weighlock.errors import Aborted, CombineError, LocalProtocolError, SourceError, WeighlockError
-from weighlock.formats.detect import open_catalog
 from weighlock.lifetimes import Lifetime
-from weighlock.sources.local import Fingerprint
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import TensorSpec
 from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
+    import os
+
     from weighlock.combining.desk import Combine
     from weighlock.tensors.dtypes import DTypeLike
 
 __all__ = ["Mean"]
 
-_FILE_NAME = "accumulator.safetensors"
 _ACCUMULATOR = "what was added before"
 
 
@@ -59,7 +56,8 @@ class Mean(Lifetime):
 
     Args:
         directory: where the accumulator lies; made if it is not there. What a process that died
-            left in it is taken up: `weights` tells who is in. In a spool it goes with that.
+            left in it is taken up: `weights` tells who is in. In a spool the accumulator is this
+            object's alone, counts against the quota, and goes with it or with the spool.
         accumulate: "f32" or "f64", the precision of the mean so far. If not given, float32 for
             results of 16 bits and less, float64 for others.
         integers: as for `mean`.
@@ -76,6 +74,7 @@ class Mean(Lifetime):
     Raises:
         DiskError: the directory cannot be made.
         FormatError: what lies in it is no accumulator.
+        SpoolClosed: the spool was closed.
         CombineError, TypeError: an option is none, or has no such value.
     """
 
@@ -88,31 +87,30 @@ class Mean(Lifetime):
         finite: bool = True,
         **options: Unpack[Options],
     ) -> None:
-        self._double = accumulate is not None and not is_single(accumulate)
-        self._single = is_single(accumulate)
+        self._accumulate = accumulated_in(accumulate)
         check_options(options, integers)
         self._integers = integers
         self._finite = finite
         self._options = options
         self._lock = threading.Lock()
         self._closed = False
-        self._finished: Fingerprint | None = None
+        self._finished: Hashable = None
         """The accumulator of which the mean has been made; None if something was added since."""
-        place = directory.path if isinstance(directory, Spool) else directory
-        self._directory = os.path.abspath(os.fspath(place))
-        make_directories(self._directory)
-        self._path = os.path.join(self._directory, _FILE_NAME)
+        self._place: Accumulator
+        if isinstance(directory, Spool):
+            self._place = InSpool(directory)
+        else:
+            self._place = InDirectory(directory)
         self._ledger = Ledger()
-        if os.path.lexists(self._path):
-            with open_catalog(self._path, options.get("limits")) as found:
-                self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
+        with ExitStack() as closing:
+            self._read(closing)
 
     def _leave(self, error: BaseException | None) -> None:
         if error is not None or self._finished is None:
             return
-        with self._lock, exclusively(self._directory):
+        with self._lock, self._place.alone():
             # Another process may have added to it since: of that no mean was made.
-            if not self._closed and self._fingerprint() == self._finished:
+            if not self._closed and self._place.mark() == self._finished:
                 self._remove()
 
     def __len__(self) -> int:
@@ -134,25 +132,27 @@ class Mean(Lifetime):
         Args:
             catalog: a catalog, state dict, path or URL.
             weight: more than 0.
-            name: whose it is. Nobody is counted twice.
+            name: whose it is. Nobody is counted twice; without a name, it is another one.
 
         Raises:
             CombineError: shapes, dtypes, names, numbers or the weight are refused.
             SourceError, TransferError: it could not be read.
+            Aborted: somebody said stop.
             DiskError: the accumulator could not be written; it is as it was.
+            SpoolClosed: the spool was closed, and the accumulator is gone.
             NotDurable: or it was written, and might not survive a power loss; the error tells.
         """
-        label = name or f"contribution {len(self) + 1}"
+        label = self._free_name() if name is None else str(name)
         if not checked_weight(weight, label):
             raise CombineError(f"{label}: has the weight 0", contributor=label)
         opening = opening_for(self._options)
         with ExitStack() as closing:
             landed = self._landed(opening.open(catalog, label, closing), label, closing)
-            with self._lock, exclusively(self._directory, self._options.get("abort")):
+            with self._lock, self._place.alone(self._options.get("abort")):
                 self._check_open()
                 before = self._read(closing)
                 if name is None:
-                    label = f"contribution {len(self) + 1}"
+                    label = self._free_name()
                 self._finished = None
                 self._count(label, landed, float(weight), before)
 
@@ -168,9 +168,9 @@ class Mean(Lifetime):
             DiskError: the result could not be written.
         """
         abort = options.get("abort", self._options.get("abort"))
-        with self._lock, exclusively(self._directory, abort), ExitStack() as closing:
+        with self._lock, self._place.alone(abort), ExitStack() as closing:
             self._check_open()
-            fingerprint = self._fingerprint()
+            mark = self._place.mark()
             before = self._read(closing)
             if before is None:
                 raise CombineError("there is nothing to combine: nobody was added")
@@ -190,8 +190,8 @@ class Mean(Lifetime):
             reports: list[Report] = []
             given: Given = [(_ACCUMULATOR, before, 1.0)]
             asked["report"] = reports.append
-            result = Combination.asked(out, asked).of(given, part_of)
-            self._finished = fingerprint
+            result = Combination(out, asked).of(given, part_of)
+            self._finished = mark
         report = replace(reports[0], weights=ledger.shares(), skipped=ledger.lacking)
         if tell is not None:
             tell(report)
@@ -211,32 +211,30 @@ class Mean(Lifetime):
 
     def _remove(self) -> None:
         self._closed = True
-        remove(self._path)
-        if self._options.get("durable", True):
-            sync_removed(self._path)  # back again, it would count in another mean
-
-    def _fingerprint(self) -> Fingerprint | None:
-        """What tells the accumulator from any other; None if there is none."""
-        try:
-            return Fingerprint.of(os.stat(self._path))
-        except OSError:
-            return None
+        self._place.remove(durable=self._options.get("durable", True))
 
     def _check_open(self) -> None:
         if self._closed:
-            raise LocalProtocolError(f"{self._directory}: its mean was closed")
+            raise LocalProtocolError(f"{self._place.directory}: its mean was closed")
+
+    def _free_name(self) -> str:
+        """What to call a contribution without a name: others may have taken a number for theirs."""
+        number = len(self) + 1
+        while f"contribution {number}" in self._ledger.weights:
+            number += 1
+        return f"contribution {number}"
 
     def _landed(self, catalog: Catalog, label: str, closing: ExitStack) -> Catalog:
         """The catalog with everything of it on this machine, ready to be read."""
         refs = dict(catalog)
-        if all(map(is_near, refs.values())):
+        far = {name: ref for name, ref in refs.items() if not is_near(ref)}
+        if not far:
             return catalog
-        scratch = Scratch(self._directory)
+        closing.enter_context(self._place.room(sum(ref.nbytes for ref in far.values())))
+        scratch = Scratch(self._place.directory)
         closing.callback(scratch.close)
         abort = self._options.get("abort") or Abort()
-        for name, ref in refs.items():
-            if is_near(ref):
-                continue
+        for name, ref in far.items():
             try:
                 span = scratch.append(heeding(ref.pieces(), abort), ref.nbytes)
             except Aborted:
@@ -253,16 +251,16 @@ class Mean(Lifetime):
         The file knows best: another process may have added to it, and whoever was interrupted after
         the rename may not have noted it.
         """
-        if not os.path.lexists(self._path):
+        found = self._place.opened(self._options.get("limits"), closing)
+        if found is None:
             if not self._ledger.weights:
                 return None
             raise SourceError(
-                f"{self._path}: is gone, and with it what {len(self)} contributed: another process "
-                "may have closed the mean; begin it anew"
+                f"{self._place.label}: is gone, and with it what {len(self)} contributed: another "
+                "process may have closed the mean; begin it anew"
             )
-        found = closing.enter_context(open_catalog(self._path, self._options.get("limits")))
-        self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._path)
-        return found
+        self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._place.label)
+        return self._ledger.with_complex(found)
 
     def _count(self, label: str, landed: Catalog, weight: float, before: Catalog | None) -> None:
         given: Given = [(label, landed, weight)]
@@ -282,7 +280,7 @@ class Mean(Lifetime):
         options["on_lost"] = "error"  # without it there would be nothing to count
         options["report"] = None
         try:
-            Combination.asked(self._path, options, same_dtype=False).put(given, part_of)
+            self._place.renew(given, part_of, options)
             self._ledger = after
         except BaseException as error:
             self._see_counted(label, error)
@@ -320,14 +318,12 @@ class Mean(Lifetime):
         how: Combine = Agreed(dtype, shares, self._integers)
         if kept is not dtype or is_averaged(dtype):
             how = WeightedSum(dtypes, shares, kept, finite=self._finite, is_mean=True)
-        spec = TensorSpec(shared.name, kept, shared.refs[0].shape)
+        shape = shared.refs[0].shape
+        spec = TensorSpec(shared.name, kept, (*shape, 2) if dtype.is_complex else shape)
         return Part(spec, shared.refs, shared.owners, how)
 
     def _kept_dtype(self, dtype: DType) -> DType:
-        """In what the mean so far of such a tensor is kept."""
-        if dtype.is_complex:
-            return dtype
+        """In what the mean so far of such a tensor, or of the parts of complex numbers, is kept."""
         if not is_averaged(dtype):
             return DType.F64 if self._integers == "round" and not dtype.is_packed else dtype
-        is_short = unit_dtype(dtype).bits <= 16
-        return DType.F32 if self._single or (is_short and not self._double) else DType.F64
+        return self._accumulate or (DType.F32 if unit_dtype(dtype).bits <= 16 else DType.F64)

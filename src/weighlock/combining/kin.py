@@ -1,7 +1,7 @@
 """What else is made of models element by element: differences, steps, medians, trimmed means."""
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from weighlock.combining.combination import Combination, Given, Options
@@ -41,8 +41,8 @@ def difference(
         a: a catalog, state dict, path or URL.
         b: another, of the same names and shapes; dtypes may differ.
         out: the file to write, or a spool; the result is in memory if not given.
-        dtype: of the floating-point tensors of the result; those of `a` if not given. Complex and
-            packed ones stay what they are.
+        dtype: of the floating-point tensors of the result, itself floating-point and not packed;
+            those of `a` if not given. Complex and packed ones stay what they are.
         finite: refuse NaN and infinity.
         **options: as `mean` takes them. `missing="skip"` leaves out what only one of the two has.
 
@@ -51,6 +51,11 @@ def difference(
     """
     _check_both_are_needed(options)
     wanted = None if dtype is None else DType.of(dtype)
+    if wanted is not None and (not wanted.is_float or wanted.is_packed):
+        raise CombineError(
+            f"dtype={dtype!r}: a difference is made in a floating-point dtype that is not packed, "
+            "such as F32, F64 or BF16"
+        )
 
     def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part | None:
         if shared.lacking:
@@ -63,7 +68,7 @@ def difference(
         return _step(shared, contributors, -1.0, kind, finite)
 
     given: Given = [(labelled("a", a), a, 1.0), (labelled("b", b), b, 1.0)]
-    return Combination.asked(out, options, same_dtype=False).of(given, part_of)
+    return Combination(out, options, same_dtype=False).of(given, part_of)
 
 
 def apply(
@@ -85,13 +90,14 @@ def apply(
         scale: the length of the step; a server's learning rate.
         out: the file to write, or a spool; the result is in memory if not given.
         finite: refuse NaN and infinity.
-        **options: as `mean` takes them. `missing="skip"` keeps what the delta lacks as it is.
+        **options: as `mean` takes them. `missing="skip"` keeps what the delta lacks as it is, bit
+            for bit.
 
     Raises:
         CombineError: shapes, names or numbers are refused; and as `mean` raises.
     """
     _check_both_are_needed(options)
-    scale = float(scale)  # of numpy's, too
+    scale = _number("scale", scale)
     if not math.isfinite(scale):
         raise CombineError(f"scale={scale}: a step has a finite length")
 
@@ -105,7 +111,17 @@ def apply(
         return _step(shared, contributors, scale, shared.refs[0].dtype, finite)
 
     given: Given = [(labelled("base", base), base, 1.0), (labelled("delta", delta), delta, 1.0)]
-    return Combination.asked(out, options, same_dtype=False).of(given, part_of)
+    return Combination(out, options, same_dtype=False).of(given, part_of)
+
+
+def _number(name: str, value: object) -> float:
+    """A number of Python's or numpy's. Text is none: it is more likely meant for `out`."""
+    try:
+        if not isinstance(value, (str, bytes)):
+            return float(value)  # type: ignore[arg-type]
+    except (TypeError, ValueError):
+        pass
+    raise CombineError(f"{name}={value!r}: it is a number; the file to write is out=")
 
 
 def _check_both_are_needed(options: Options) -> None:
@@ -134,10 +150,12 @@ def _step(
             tensor=shared.name,
         )
     how: Combine
-    if is_averaged(dtype):
+    if len(dtypes) == 1:  # kept as it is: a sum of one has no negative zeros, and no NaN
+        how = Agreed(dtype, factors, "first")
+    elif is_averaged(dtype):
         how = WeightedSum(dtypes, factors, dtype, finite=finite)
     elif packed:
-        how = Agreed(dtype, factors, "first" if len(dtypes) == 1 else "equal")
+        how = Agreed(dtype, factors)
     else:
         how = IntegerSum(dtypes, factors, dtype)
     return Part(spec, shared.refs, shared.owners, how)
@@ -148,7 +166,7 @@ def _mixed_complex(*dtypes: DType) -> bool:
 
 
 def median(
-    catalogs: "Mapping[str, Combinable] | Sequence[Combinable]",
+    catalogs: "Mapping[str, Combinable] | Iterable[Combinable]",
     out: Out = None,
     *,
     integers: IntegerPolicy = "equal",
@@ -171,7 +189,7 @@ def median(
 
 
 def trimmed_mean(
-    catalogs: "Mapping[str, Combinable] | Sequence[Combinable]",
+    catalogs: "Mapping[str, Combinable] | Iterable[Combinable]",
     share: float,
     out: Out = None,
     *,
@@ -194,13 +212,14 @@ def trimmed_mean(
     Raises:
         CombineError: shapes, names or numbers are refused; and as `mean` raises.
     """
+    share = _number("share", share)
     if not 0 <= share < 0.5:
         raise CombineError(f"share={share}: from 0 to less than 0.5 can be cut off at each end")
     return _trimmed(catalogs, share, out, integers, finite, options)
 
 
 def _trimmed(
-    catalogs: "Mapping[str, Combinable] | Sequence[Combinable]",
+    catalogs: "Mapping[str, Combinable] | Iterable[Combinable]",
     share: float | None,
     out: Out,
     integers: IntegerPolicy,
@@ -226,5 +245,5 @@ def _trimmed(
             TensorSpec(shared.name, dtype, shared.refs[0].shape), shared.refs, shared.owners, how
         )
 
-    asked = Combination.asked(out, options, integers=integers)
+    asked = Combination(out, options, integers=integers)
     return asked.of(weighed(catalogs, None), part_of)

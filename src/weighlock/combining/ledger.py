@@ -10,12 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weighlock.errors import CombineError, HeaderError
+from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
+from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.spec import TensorSpec
+from weighlock.tensors.stored import StoredRef
 
 __all__ = ["LEDGER_KEY", "Ledger"]
 
 LEDGER_KEY = "weighlock.mean"
 _VERSION = 1
+
+_OF_PAIRS = {DType.F32: DType.C64, DType.F64: DType.C128}
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,21 +31,28 @@ class Ledger:
     weights: Mapping[str, float] = field(default_factory=dict)
     """Who was counted, in order, and with what weight."""
     dtypes: Mapping[str, DType] = field(default_factory=dict)
-    """The dtype of each tensor in the contributions, and of the result."""
+    """The dtype of each tensor in the contributions, and of the result. Where it is complex, the
+    accumulator has pairs."""
     lacking: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Tensors that not everybody had, and who did not."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """What all contributions say about themselves."""
+    total: float = field(init=False, compare=False, default=0.0)
+    """All weights together: asked for once for each tensor, and there are many."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "total", sum(self.weights.values()))
 
     def weight_of(self, tensor: str) -> float:
         """The weight that is in a tensor's mean."""
-        absent = set(self.lacking.get(tensor, ()))
+        if tensor not in self.lacking:
+            return self.total
+        absent = set(self.lacking[tensor])
         return sum(weight for name, weight in self.weights.items() if name not in absent)
 
     def shares(self) -> dict[str, float]:
         """The weights, as parts of the whole."""
-        total = sum(self.weights.values())
-        return {name: weight / total for name, weight in self.weights.items()}
+        return {name: weight / self.total for name, weight in self.weights.items()}
 
     def counting(
         self, name: str, weight: float, dtypes: Mapping[str, DType], metadata: Mapping[str, str]
@@ -51,10 +64,10 @@ class Ledger:
         """
         if name in self.weights:
             raise CombineError(f"{name}: was counted already", contributor=name)
-        before = sum(self.weights.values())
-        if not math.isfinite(before + weight):
+        if not math.isfinite(self.total + weight):
             raise CombineError(
-                f"{name}: weighs {weight:g}, too much to be added to {before:g}", contributor=name
+                f"{name}: weighs {weight:g}, too much to be added to {self.total:g}",
+                contributor=name,
             )
         lacking = {tensor: list(who) for tensor, who in self.lacking.items()}
         for tensor in self.dtypes:
@@ -73,6 +86,20 @@ class Ledger:
             lacking={tensor: tuple(who) for tensor, who in lacking.items()},
             metadata=agreed,
         )
+
+    def with_complex(self, accumulator: Catalog) -> Catalog:
+        """The accumulator, with the complex numbers that it holds as pairs.
+
+        Raises:
+            HeaderError: what should be pairs is something else.
+        """
+        paired = {name for name, dtype in self.dtypes.items() if dtype.is_complex}
+        if not paired:
+            return accumulator
+        refs = {
+            name: _as_complex(ref) if name in paired else ref for name, ref in accumulator.items()
+        }
+        return Catalog(refs, accumulator.metadata)
 
     def text(self) -> str:
         """For the metadata of a file."""
@@ -107,3 +134,15 @@ class Ledger:
             raise HeaderError(
                 f"is not the accumulator of a mean: {error!r}", source=source
             ) from error
+
+
+def _as_complex(ref: TensorRef) -> TensorRef:
+    if ref.dtype.is_complex:  # as accumulators held them once
+        return ref
+    dtype = _OF_PAIRS.get(ref.dtype)
+    if dtype is None or ref.shape[-1:] != (2,) or not isinstance(ref, StoredRef):
+        raise HeaderError(
+            f"is not the accumulator of a mean: tensor {ref.name!r} is {ref.dtype} "
+            f"{list(ref.shape)}, not pairs"
+        )
+    return StoredRef(TensorSpec(ref.name, dtype, ref.shape[:-1]), ref.source, ref.span)

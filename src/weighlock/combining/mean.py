@@ -1,6 +1,6 @@
 """The weighted mean of models."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Unpack
 
 from weighlock.combining.combination import Combination, Options
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
     from weighlock.combining.desk import Combine
     from weighlock.tensors.dtypes import DTypeLike
 
-__all__ = ["is_single", "mean"]
+__all__ = ["accumulated_in", "mean"]
 
 
 def mean(
-    catalogs: "Mapping[str, Combinable] | Sequence[Combinable]",
-    weights: "Sequence[float] | Mapping[str, float] | None" = None,
+    catalogs: "Mapping[str, Combinable] | Iterable[Combinable]",
+    weights: "Iterable[float] | Mapping[str, float] | None" = None,
     out: Out = None,
     accumulate: "DTypeLike | None" = None,
     *,
@@ -65,11 +65,11 @@ def mean(
             tensor.
         SourceError, TransferError, RemoteProtocolError: a contributor could not be read.
         FormatError, LimitExceeded: a contributor is broken, or asks for too much.
-        TypeError: there is no such option, or a contributor is none.
+        TypeError: there is no such option, or a contributor is none, or `out` no place.
         DiskError: the result could not be written.
         Nothing is left behind then, and `out` is as it was.
     """
-    single = is_single(accumulate)
+    single = accumulated_in(accumulate) is DType.F32
 
     def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
         counted = shared.only(lambda owner: contributors[owner].weight > 0)
@@ -88,19 +88,19 @@ def mean(
         spec = TensorSpec(shared.name, dtype, counted.refs[0].shape)
         return Part(spec, counted.refs, counted.owners, how)
 
-    asked = Combination.asked(out, options, integers=integers)
+    asked = Combination(out, options, integers=integers)
     return asked.of(weighed(catalogs, weights), part_of)
 
 
-def is_single(accumulate: "DTypeLike | None") -> bool:
-    """Whether float32 was asked for.
+def accumulated_in(accumulate: "DTypeLike | None") -> DType | None:
+    """What sums were asked to be made in: F32, F64, or None if nobody asked.
 
     Raises:
-        CombineError: neither that nor float64 was.
+        CombineError: it is neither.
     """
     if accumulate is None:
-        return False
+        return None
     dtype = DType.of(accumulate)
     if dtype not in (DType.F32, DType.F64):
         raise CombineError(f"accumulate={accumulate!r}: sums are made in F32 or F64")
-    return dtype is DType.F32
+    return dtype

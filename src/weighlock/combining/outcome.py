@@ -58,7 +58,7 @@ class Target(Protocol):
     """A result that is being made."""
 
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
-        """Take bytes of a tensor."""
+        """Take bytes of a tensor, in any order and from any thread."""
 
     def finish(self) -> None:
         """Everything came: put it in its place."""
