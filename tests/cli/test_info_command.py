@@ -2,9 +2,11 @@
 
 import json
 import os
+import pickle
 
 import ml_dtypes
 import numpy as np
+import pytest
 from cli_checks import ESCAPES, assert_refused, layers, save, succeeded
 
 from process.plain_server import PlainServer
@@ -54,6 +56,52 @@ def test_a_sharded_model(tmp_path, weighlock_command):
     text = succeeded(weighlock_command("info", tmp_path / "model"))
     for name in shards:
         assert name in text
+    paths = [tmp_path / "model" / name for name in shards]
+    assert (facts["format"], facts["files"]) == ("sharded safetensors", len(shards))
+    assert facts["file_bytes"] == sum(path.stat().st_size for path in paths)
+    assert f"format      sharded safetensors, {len(shards)} files\n" in text
+
+
+def test_format_and_size_of_every_kind_of_file(tmp_path, weighlock_command):
+    torch = pytest.importorskip("torch")
+    state = {"a": torch.ones(30)}
+    torch.save(state, tmp_path / "zip")
+    torch.save(state, tmp_path / "legacy", _use_new_zipfile_serialization=False)
+    save(tmp_path / "safe", {"a": np.ones(30)})
+    save(tmp_path / "empty", {})
+    for name, write in (("npz", np.savez), ("deflated", np.savez_compressed), ("npy", np.save)):
+        with open(tmp_path / name, "wb") as file:
+            write(file, np.ones(30))
+    (tmp_path / "pickle").write_bytes(pickle.dumps({"a": np.ones(30)}))
+    formats = {
+        "zip": "PyTorch ZIP checkpoint",
+        "legacy": "PyTorch legacy checkpoint",
+        "safe": "safetensors",
+        "empty": "safetensors",
+        "npz": "npz",
+        "deflated": "npz",
+        "npy": "npy",
+        "pickle": "pickle",
+    }
+    paths = [tmp_path / name for name in formats]
+    facts = json.loads(succeeded(weighlock_command("info", *paths, "--json")))
+    assert [each["format"] for each in facts] == list(formats.values())
+    assert [each["file_bytes"] for each in facts] == [path.stat().st_size for path in paths]
+    text = succeeded(weighlock_command("info", tmp_path / "npy"))
+    assert "format      npy\nfile size   368 (368 B)\n" in text
+    with PlainServer({"/m": (tmp_path / "zip").read_bytes()}) as server:
+        facts = json.loads(succeeded(weighlock_command("info", server.url("/m"), "--json")))
+    assert facts["format"] == "PyTorch ZIP checkpoint"
+    assert facts["file_bytes"] == (tmp_path / "zip").stat().st_size
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_format_of_what_many_processes_saved(tmp_path, weighlock_command):
+    torch = pytest.importorskip("torch")
+    dcp = pytest.importorskip("torch.distributed.checkpoint")
+    dcp.save({"a": torch.ones(30)}, checkpoint_id=tmp_path / "dcp", no_dist=True)
+    facts = json.loads(succeeded(weighlock_command("info", tmp_path / "dcp", "--json")))
+    assert (facts["format"], facts["files"]) == ("PyTorch distributed checkpoint", 1)
 
 
 def test_tied_tensors_count_once_and_are_told(tmp_path, weighlock_command):

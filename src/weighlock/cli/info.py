@@ -4,11 +4,13 @@ import json
 import sys
 from collections import Counter
 from collections.abc import Callable, Mapping
+from typing import Any
 
 import click
 
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
+from weighlock.cli.files import files_of
 from weighlock.cli.several import for_each, print_each
 from weighlock.cli.shared import json_option, label, print_notes
 from weighlock.cli.text import as_json_value, columns, counted, escaped, quantity, size
@@ -66,8 +68,12 @@ def _facts(path: str, catalog: Catalog) -> dict[str, object]:
         counts[ref.dtype] += 1
         elements[ref.dtype] += ref.spec.size
         nbytes[ref.dtype] += ref.nbytes
+    files = files_of(path, catalog)
     return {
         "path": label(path),
+        "format": None if files is None else files.format,
+        "files": 0 if files is None else files.count,
+        "file_bytes": 0 if files is None else files.nbytes,
         "tensors": len(catalog),
         "parameters": sum(elements.values()),
         "bytes": sum(nbytes.values()),
@@ -100,6 +106,7 @@ def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:
     get: dict[str, dict[str, dict[str, int]]] = facts  # type: ignore[assignment]
     rows = [
         ["path", escaped(str(facts["path"]))],
+        *_files_rows(facts),
         ["tensors", f"{facts['tensors']:,}"],
         ["parameters", _both(facts["parameters"], quantity)],  # type: ignore[arg-type]
         ["bytes", _both(facts["bytes"], size)],  # type: ignore[arg-type]
@@ -130,6 +137,16 @@ def _show(facts: dict[str, object], groups: Mapping[str, Group]) -> None:
         for key, content in extras.items():
             shown = content if isinstance(content, str) else json.dumps(content, ensure_ascii=False)
             click.echo(f"  {escaped(key)} : {_cut(escaped(shown))}")
+
+
+def _files_rows(facts: dict[str, Any]) -> list[list[str]]:
+    if facts["format"] is None:
+        return []
+    count = f", {facts['files']:,} files" if facts["files"] > 1 else ""
+    return [
+        ["format", f"{facts['format']}{count}"],
+        ["file size", _both(facts["file_bytes"], size)],
+    ]
 
 
 def _both(count: int, said: Callable[[int], str]) -> str:
