@@ -163,7 +163,7 @@ def test_a_contribution_without_a_name_is_another_one(tmp_path):
     with weighlock.Mean(tmp_path, durable=False) as mean:
         mean.add({"w": np.zeros(1)}, name="contribution 2")
         mean.add({"w": np.zeros(1)})
-        mean.add({"w": np.full(1, 3.0)})
+        mean.add({"w": np.full(1, 3.0)}, name="")
         assert list(mean.weights) == ["contribution 2", "contribution 3", "contribution 4"]
         assert mean.finish()["w"].load().tolist() == [1]
 

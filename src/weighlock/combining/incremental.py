@@ -138,11 +138,11 @@ class Mean(Lifetime):
             CombineError: shapes, dtypes, names, numbers or the weight are refused.
             SourceError, TransferError: it could not be read.
             Aborted: somebody said stop.
-            DiskError: the accumulator could not be written; it is as it was.
             SpoolClosed: the spool was closed, and the accumulator is gone.
+            DiskError: the accumulator could not be written; it is as it was.
             NotDurable: or it was written, and might not survive a power loss; the error tells.
         """
-        label = self._free_name() if name is None else str(name)
+        label = str(name) if name else self._free_name()
         if not checked_weight(weight, label):
             raise CombineError(f"{label}: has the weight 0", contributor=label)
         opening = opening_for(self._options)
@@ -151,7 +151,7 @@ class Mean(Lifetime):
             with self._lock, self._place.alone(self._options.get("abort")):
                 self._check_open()
                 before = self._read(closing)
-                if name is None:
+                if not name:
                     label = self._free_name()
                 self._finished = None
                 self._count(label, landed, float(weight), before)

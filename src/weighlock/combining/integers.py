@@ -10,13 +10,13 @@ from weighlock.combining.rounding import as_numbers, unit_bytes, unit_dtype
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["EXACT", "Agreed", "IntegerPolicy", "IntegerSum", "nearest", "rounded_to"]
+__all__ = ["Agreed", "IntegerPolicy", "IntegerSum", "beyond_floats", "nearest", "rounded_to"]
 
 IntegerPolicy: TypeAlias = Literal["equal", "first", "max", "round"]
 
 _ADVICE = 'integers="first", "max" or "round" (--integers) says which to take'
 
-EXACT = 2**53
+_EXACT = 2**53
 """Integers up to here are floats."""
 
 _OVERFLOWED = 2.0**60
@@ -112,6 +112,16 @@ class IntegerSum:
             target[...] = found
 
 
+def beyond_floats(values: Array) -> Array:
+    """Which integers float64 may not hold."""
+    if values.dtype.itemsize < 8:
+        return np.zeros(values.shape, np.bool_)
+    beyond: Array = values > _EXACT
+    if values.dtype.kind == "i":
+        beyond |= values < -_EXACT
+    return beyond
+
+
 def nearest(base: Array, apart: Array, kind: type) -> Array:
     """The integers nearest to base + apart, ties to even; what is apart is whole as `kind`."""
     below = np.floor(apart)
@@ -135,12 +145,7 @@ def rounded_to(values: Array, dtype: "np.dtype[np.generic]") -> Array:
 
 def _check_exact(part: Array, product: Array, factor: float, row: int) -> None:
     """Refuse numbers that float64 does not hold, themselves or times a factor."""
-    beyond = np.abs(product) > EXACT
-    if part.dtype.itemsize == 8:
-        beyond |= part > EXACT
-        if part.dtype.kind == "i":
-            beyond |= part < -EXACT
-    wrong = np.flatnonzero(beyond)
+    wrong = np.flatnonzero((np.abs(product) > _EXACT) | beyond_floats(part))
     if wrong.size:
         what = f"holds {part[wrong[0]]}: times {factor:g}, beyond 2**53, floats are not exact"
         raise Fault(what, row=row, unit=int(wrong[0]))

@@ -90,8 +90,8 @@ def apply(
         scale: the length of the step; a server's learning rate.
         out: the file to write, or a spool; the result is in memory if not given.
         finite: refuse NaN and infinity.
-        **options: as `mean` takes them. `missing="skip"` keeps what the delta lacks as it is, bit
-            for bit.
+        **options: as `mean` takes them. `missing="skip"` keeps what the delta lacks as it is, -0
+            and NaN too.
 
     Raises:
         CombineError: shapes, names or numbers are refused; and as `mean` raises.

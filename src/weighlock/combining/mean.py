@@ -52,7 +52,8 @@ def mean(
         threads: how many work; one a core, four at the most, if 0.
         access: credentials for URLs.
         verify: check what comes from shares against its digests.
-        abort: `abort.set()` in any thread ends this with `Aborted`.
+        abort: `abort.set()` in any thread ends this with `Aborted`. For catalogs from URLs that are
+            open already, `open` is given it as well.
         progress: called with bytes read and bytes to read, from any thread.
         report: called with what was done, once it is.
         limits: bounds of what files may ask for.

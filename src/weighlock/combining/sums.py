@@ -9,7 +9,7 @@ import numpy as np
 
 from weighlock.combining.bf16 import add_rows, sum_bf16
 from weighlock.combining.desk import Desk, Fault, not_finite
-from weighlock.combining.integers import EXACT, rounded_to
+from weighlock.combining.integers import beyond_floats, rounded_to
 from weighlock.combining.rounding import (
     is_averaged,
     narrow,
@@ -40,8 +40,8 @@ class WeightedSum:
         dtype: of the result; integers are the nearest ones.
         single: sum in float32 and leave it at that.
         finite: refuse NaN and infinity.
-        is_mean: the weights are shares of a whole, as nearly as floats are. No result lies beyond
-            its rows then, whatever rounding says.
+        is_mean: the weights are shares of a whole, as nearly as floats are. Where rows agree, the
+            result is what they agree on then, and none overflows.
     """
 
     dtypes: tuple[DType, ...]
@@ -111,10 +111,7 @@ class WeightedSum:
         for row, dtype in enumerate(self.dtypes):
             if dtype in (DType.I64, DType.U64):
                 values = rows[row, : 8 * units].view(dtype.numpy)
-                beyond = values > EXACT
-                if dtype is DType.I64:
-                    beyond |= values < -EXACT
-                wrong = np.flatnonzero(beyond)
+                wrong = np.flatnonzero(beyond_floats(values))
                 if wrong.size:
                     what = f"holds {values[wrong[0]]}, beyond 2**53: floats are not exact there"
                     raise Fault(what, row=row, unit=int(wrong[0]))
