@@ -154,7 +154,35 @@ def test_a_full_disk_behind_standard_output(path):
             [*COMMAND, "ls", path], stdout=full, stderr=subprocess.PIPE, text=True, timeout=60
         )
     assert result.returncode == 1
-    assert result.stderr == "weighlock: [Errno 28] No space left on device\n"
+    assert result.stderr == (
+        "weighlock: cannot write to standard output: No space left on device\n"
+    )
+
+
+def test_sweep_says_once_what_is_wrong(path, weighlock_command):
+    nowhere = path.parent / "nowhere"
+    result = weighlock_command("sweep", nowhere)
+    assert_refused(result, f"{nowhere}: cannot be swept: No such file or directory")
+    assert result.stderr.count(str(nowhere)) == 1
+    assert_refused(weighlock_command("sweep", path), f"{path}: cannot be swept: Not a directory")
+
+
+def test_a_directory_to_write_to_must_be_there(path, weighlock_command):
+    missing = f"{path.parent}/missing/"
+    says = f"{missing}: there is no such directory; make it first"
+    for words in (["convert", path, missing], ["mean", path, "-o", missing]):
+        assert_refused(weighlock_command(*words), says)
+
+
+def test_safetensors_under_another_name_are_noted(path, weighlock_command):
+    target = path.with_name("out.pt")
+    note = f"note: {target} is a safetensors file, though its name ends with .pt\n"
+    for words in (["convert", path, target], ["mean", path, "-o", target, "--force"]):
+        result = weighlock_command(*words, "--no-sync")
+        succeeded(result)
+        assert result.stderr == note
+    result = weighlock_command("convert", path, path.with_name("plain.safetensors"))
+    assert result.stderr == ""
 
 
 def test_a_terminal_sees_progress_and_standard_output_does_not(path, tmp_path):

@@ -45,10 +45,20 @@ def test_json(models, mean, tmp_path):
         "tensors": 2,
         "bytes": 40,
         "read_bytes": 80,
-        "weights": {f"contributor {n + 1} of 2 ({path})": 0.5 for n, path in enumerate(models[:2])},
+        "weights": {str(path): 0.5 for path in models[:2]},
         "skipped": {},
         "excluded": {},
     }
+
+
+def test_json_names_models_by_their_paths(models, mean, tmp_path):
+    less, gone = save(tmp_path / "less", {"w": np.ones((2, 3), F32)}), tmp_path / "gone"
+    given = (models[0], models[0], less, gone)
+    result = mean(*given, "--skip-missing", "--exclude-lost", "--json")
+    facts = json.loads(succeeded(result))
+    assert facts["weights"] == pytest.approx({str(models[0]): 2 / 3, str(less): 1 / 3})
+    assert facts["skipped"] == {"n": [str(less)]}
+    assert list(facts["excluded"]) == [str(gone)]
 
 
 def test_it_replaces_nothing_unless_told(models, mean, tmp_path):
@@ -90,4 +100,4 @@ def test_wrong_usage(models, mean, weighlock_command):
     assert_wrong_usage(mean(*models, "--weights", "a,b"))
     assert_wrong_usage(mean(*models, "--threads", "-1"))
     assert_wrong_usage(weighlock_command("mean", *models))
-    assert_refused(mean(*models, "--weights", "1,2"), "3 contributors and 2 weights")
+    assert_wrong_usage(mean(*models, "--weights", "1,2"), "2 weights for 3 models")

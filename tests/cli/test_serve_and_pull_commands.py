@@ -270,8 +270,9 @@ def test_secret_that_others_can_read_is_refused(model, tmp_path, weighlock_comma
     assert_refused(result, str(key), "chmod 600")
 
 
-def test_serve_without_paths_is_wrong_usage(weighlock_command):
+def test_serve_without_paths_or_at_no_port_is_wrong_usage(model, weighlock_command):
     assert_wrong_usage(weighlock_command("serve"))
+    assert_wrong_usage(weighlock_command("serve", model, "--port", "99999"), "0<=x<=65535")
 
 
 # pull
@@ -301,6 +302,11 @@ def test_pull_into_a_directory_and_without_dest(share, tmp_path, weighlock_comma
         succeeded(weighlock_command("pull", share.url, *arguments, cwd=place))
         target = place.joinpath(*arguments, "model.safetensors")
         assert target.stat().st_size == share.size
+
+
+def test_pull_into_a_directory_that_is_not_there(share, tmp_path, weighlock_command):
+    result = weighlock_command("pull", share.url, f"{tmp_path}/nowhere/")
+    assert_refused(result, "nowhere/: there is no such directory; make it first, or name a file")
 
 
 def test_default_name_is_the_one_the_url_ends_with(plain, tmp_path, weighlock_command):

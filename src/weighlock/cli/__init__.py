@@ -2,10 +2,11 @@
 
 Exit codes: 0 success; 1 a reported error (one line on stderr), or the answer no of a verb that was
 asked a question (`verify --finite`, `scan`, `diff --exit-code`); 2 wrong usage, or no answer could
-be found; 128 + n ended by signal n.
+be found; 128 + n ended by signal n, but 0 for `serve`, which a signal tells to end.
 """
 
 import contextlib
+import errno
 import importlib
 import io
 import os
@@ -13,13 +14,13 @@ import signal
 import sys
 from collections.abc import Iterator
 from types import FrameType
-from typing import Any, NoReturn
+from typing import Any, NoReturn, TypeGuard
 
 import click
 
 from weighlock import __version__
 from weighlock.cli.shared import tell, tell_error
-from weighlock.errors import WeighlockError
+from weighlock.errors import DiskError, WeighlockError
 
 __all__ = ["main"]
 
@@ -27,6 +28,8 @@ _VERBS = (
     *("ls", "info", "convert", "verify", "diff", "scan"),
     *("serve", "pull", "push", "mean", "sweep", "demo"),
 )
+
+_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 
 class _ReaderGone(Exception):
@@ -96,9 +99,18 @@ def main() -> NoReturn:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 128 + signal.SIGPIPE
     except (WeighlockError, OSError, MemoryError) as error:
+        if _is_of_stdout(error):
+            error = DiskError(f"cannot write to standard output: {error.strerror}")
         tell_error(error)
         code = 1
     sys.exit(code if isinstance(code, int) else 0)
+
+
+def _is_of_stdout(error: BaseException) -> TypeGuard[OSError]:
+    """Whether writing what is printed has failed: all else says itself what it is about."""
+    if not isinstance(error, OSError) or isinstance(error, WeighlockError):
+        return False
+    return error.filename is None and error.errno in _FULL
 
 
 def _open_streams() -> None:

@@ -18,6 +18,7 @@ from weighlock.cli.shared import (
     check_target,
     json_option,
     label,
+    note_other_name,
     print_json,
     print_notes,
     tell,
@@ -163,6 +164,8 @@ def command(
                 max_shard_bytes=max_shard_size,
                 progress=progress,
             )
+    if max_shard_size is None:
+        note_other_name(target)
     if as_json:
         facts: dict[str, object] = {"source": label(source), "target": target}
         facts |= {"tensors": len(chosen), "bytes": total}

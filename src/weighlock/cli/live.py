@@ -2,8 +2,9 @@
 
 import contextlib
 import logging
+import re
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from weighlock.cli.text import escaped, size
@@ -18,27 +19,43 @@ __all__ = ["shown_live"]
 
 _MOST_ROWS = 20
 _BAR_CELLS = 20
+_NUMBERED = re.compile(r"^(?:share|inbox) \d+(?=:)")
 
 
 class _Lines(logging.Formatter):
-    """One line for each record; what came from files and peers is harmless in it."""
+    """One line for each record; what came from files and peers is harmless in it.
+
+    Args:
+        names: what to call the shares and inboxes, which the log calls "share 1" and so on.
+    """
+
+    def __init__(self, names: Mapping[str, str]) -> None:
+        super().__init__()
+        self._names = names
 
     def format(self, record: logging.LogRecord) -> str:
-        line = f"{self.formatTime(record, '%H:%M:%S')} {escaped(record.getMessage())}"
+        said = _NUMBERED.sub(lambda m: self._names.get(m[0], m[0]), record.getMessage())
+        line = f"{self.formatTime(record, '%H:%M:%S')} {escaped(said)}"
         if record.exc_info:
             line += "\n" + self.formatException(record.exc_info)
         return line
 
 
 @contextlib.contextmanager
-def shown_live(offers: Sequence[Offer], *, verbose: bool) -> Iterator[None]:
+def shown_live(offers: Sequence[tuple[str, Offer]], *, verbose: bool) -> Iterator[None]:
     """While the block lasts, stderr tells who receives what.
 
     On a terminal as a table, with lines of the log above it if `verbose`; elsewhere as one line for
     each beginning and end of a transfer, with more of the log if `verbose`.
+
+    Args:
+        offers: what to call each share and inbox of a server, in the order they were made.
+        verbose: show more of the log.
     """
+    numbered = enumerate(offers, 1)
+    names = {f"{Shown.of(n, offer).kind} {n}": name for n, (name, offer) in numbered}
     if not sys.stderr.isatty():
-        with _logged(logging.DEBUG if verbose else logging.INFO):
+        with _logged(logging.DEBUG if verbose else logging.INFO, names):
             yield
         return
     from rich.console import Console
@@ -48,18 +65,18 @@ def shown_live(offers: Sequence[Offer], *, verbose: bool) -> Iterator[None]:
         console=Console(stderr=True),
         refresh_per_second=2,
         transient=True,
-        get_renderable=lambda: _table(offers),
+        get_renderable=lambda: _table([offer for _, offer in offers]),
     )
-    with live, _logged(logging.DEBUG if verbose else logging.WARNING):
+    with live, _logged(logging.DEBUG if verbose else logging.WARNING, names):
         yield
 
 
 @contextlib.contextmanager
-def _logged(level: int) -> Iterator[None]:
+def _logged(level: int, names: Mapping[str, str]) -> Iterator[None]:
     logger = logging.getLogger("weighlock")
     before = logger.level
     lines = logging.StreamHandler(sys.stderr)  # of this moment: a table on it makes room for lines
-    lines.setFormatter(_Lines())
+    lines.setFormatter(_Lines(names))
     logger.addHandler(lines)
     logger.setLevel(level)
     try:

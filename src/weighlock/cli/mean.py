@@ -12,14 +12,16 @@ from weighlock.cli.shared import (
     check_target,
     json_option,
     label,
+    note_other_name,
     print_json,
     print_notes,
 )
 from weighlock.cli.text import counted, escaped, size
+from weighlock.combining.contributors import labelled
+from weighlock.sources.access import Credential
 
 if TYPE_CHECKING:
     from weighlock.combining.outcome import Report
-from weighlock.sources.access import Credential
 
 __all__ = ["command"]
 
@@ -83,11 +85,21 @@ def command(
     as_json: bool,
 ) -> None:
     """Write the weighted mean of MODELs, files of any format or URLs, as safetensors."""
+    if weights is not None and len(weights) != len(sources):
+        raise click.BadParameter(
+            f"{counted(len(weights), 'weight')} for {counted(len(sources), 'model')}",
+            param_hint="--weights",
+        )
     check_target(out, force=force)
     reports: list[Report] = []
+    # As the library calls them, so that what it reports can be told by path.
+    models = {
+        labelled(f"contributor {n} of {len(sources)}", source): source
+        for n, source in enumerate(sources, 1)
+    }
     with transfer_bar(f"mean of {len(sources)} → {out}", quiet=quiet) as transfer:
         catalog = weighlock.mean(
-            sources,
+            models,
             weights,
             out,
             accumulate,
@@ -101,9 +113,14 @@ def command(
             report=reports.append,
             access=access_to(credential, *sources),
         )
+    note_other_name(out)
     with catalog:
         (report,) = reports
+        paths = {who: label(source) for who, source in models.items()}
         if as_json:
+            shares: dict[str, float] = {}
+            for who, share in report.weights.items():  # of a model given twice, both together
+                shares[paths[who]] = shares.get(paths[who], 0) + share
             print_json(
                 {
                     "target": out,
@@ -111,9 +128,12 @@ def command(
                     "tensors": report.tensors,
                     "bytes": report.nbytes,
                     "read_bytes": report.read_bytes,
-                    "weights": dict(report.weights),
-                    "skipped": {name: list(who) for name, who in report.skipped.items()},
-                    "excluded": dict(report.excluded),
+                    "weights": shares,
+                    "skipped": {
+                        name: [paths[who] for who in lacking]
+                        for name, lacking in report.skipped.items()
+                    },
+                    "excluded": {paths[who]: why for who, why in report.excluded.items()},
                 }
             )
             return

@@ -11,6 +11,7 @@ from weighlock.cli.names import chosen_by
 from weighlock.cli.progress import quiet_option, transfer_bar
 from weighlock.cli.shared import (
     SIZE,
+    check_directory,
     connections_option,
     json_option,
     patience_option,
@@ -75,6 +76,8 @@ def command(
     target = dest or (os.path.splitext(name)[0] if is_sharded else name)
     if not is_sharded and os.path.isdir(target):
         target = os.path.join(target, name)
+    elif not is_sharded:
+        check_directory(target)
     if os.path.lexists(target) and not is_sharded:
         if not force:
             raise DiskError(f"{target}: exists; --force replaces it, pulling only what differs")

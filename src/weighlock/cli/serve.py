@@ -16,7 +16,7 @@ import click
 
 import weighlock
 from weighlock.cli.live import shown_live
-from weighlock.cli.shared import SIZE, json_option, print_json_line, print_notes
+from weighlock.cli.shared import SIZE, json_option, label, print_json_line, print_notes
 from weighlock.cli.text import counted, escaped, size
 from weighlock.sharing.identity import (
     default_secret_path,
@@ -42,7 +42,11 @@ _LOOK_S = 0.5
 @click.argument("paths", nargs=-1, type=click.Path())
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
-    "--port", default=_DEFAULT_PORT, show_default=True, help="Port to listen on; 0 for any."
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=_DEFAULT_PORT,
+    show_default=True,
+    help="Port to listen on; 0 for any.",
 )
 @click.option("--public-url", metavar="URL", help="What others call this server.")
 @click.option("--tls-cert", type=click.Path(), help="Certificate (chain) to serve TLS with.")
@@ -176,7 +180,8 @@ def command(
             if server.page_url is not None:
                 click.echo(f"page\n  {server.page_url}")
         sys.stdout.flush()
-        offers = [*shares.values()] if inbox is None else [*shares.values(), inbox]
+        named = [] if inbox is None else [(f"inbox {inbox_path}", inbox)]
+        offers = [*named, *((label(path), share) for path, share in shares.items())]
         with shown_live(offers, verbose=verbose):
             if inbox is not None:
                 telling = threading.Thread(target=_tell_landed, args=(inbox, as_json), daemon=True)

@@ -17,11 +17,13 @@ from weighlock.sources.access import shown
 
 __all__ = [
     "SIZE",
+    "check_directory",
     "check_target",
     "connections_option",
     "is_url",
     "json_option",
     "label",
+    "note_other_name",
     "patience_option",
     "print_json",
     "print_json_line",
@@ -45,6 +47,9 @@ class _Size(click.ParamType):  # type: ignore[type-arg]
 
 
 SIZE = _Size()
+
+_OTHER_ENDINGS = (".pt", ".pth", ".bin", ".ckpt", ".pkl", ".gguf", ".npz", ".npy")
+"""Names that other formats go by."""
 
 connections_option = click.option(
     "--connections",
@@ -88,8 +93,22 @@ def check_target(path: str, *, force: bool, is_directory: bool = False) -> None:
         return
     if os.path.isdir(path):
         raise DiskError(f"{path}: is a directory; name a file in it")
+    check_directory(path)
     if os.path.lexists(path) and not force:
         raise DiskError(f"{path}: exists; --force replaces it")
+
+
+def check_directory(path: str) -> None:
+    """Raise `DiskError` if a path to write to ends as a directory does, and there is none."""
+    if path.endswith(os.sep) and not os.path.isdir(path):
+        raise DiskError(f"{path}: there is no such directory; make it first, or name a file")
+
+
+def note_other_name(target: str) -> None:
+    """Say that what was written is safetensors, if its name says something else."""
+    ending = os.path.splitext(target)[1]
+    if ending.lower() in _OTHER_ENDINGS:
+        tell(f"note: {escaped(target)} is a safetensors file, though its name ends with {ending}")
 
 
 def label(path: str) -> str:

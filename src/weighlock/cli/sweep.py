@@ -9,6 +9,7 @@ import weighlock
 from weighlock.cli.shared import json_option, print_json
 from weighlock.cli.text import columns, escaped, size
 from weighlock.disk.sweep import Leftover
+from weighlock.errors import DiskError
 
 __all__ = ["command"]
 
@@ -23,6 +24,10 @@ def command(root: str, parts: bool, dry_run: bool, as_json: bool) -> None:
 
     What is in use, or might be, is kept and listed with the reason.
     """
+    try:
+        os.scandir(root).close()
+    except OSError as error:
+        raise DiskError(f"{root}: cannot be swept: {error.strerror}", errno=error.errno) from error
     report = weighlock.sweep(root, parts=parts, dry_run=dry_run)
     if as_json:
         facts = {"root": root, "dry_run": dry_run, "removed_bytes": report.removed_bytes}
