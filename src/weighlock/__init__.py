@@ -26,12 +26,18 @@ if TYPE_CHECKING:
     from weighlock.limits import Limits
     from weighlock.messages.codecs import Registry, register, register_dataclass, register_enum
     from weighlock.messages.message import Draft, pack, unpack
+    from weighlock.sharing.inbox import Inbox
     from weighlock.sharing.packing import Packed
     from weighlock.sharing.server import Server
-    from weighlock.sharing.share import Outcome, State
+    from weighlock.sharing.share import Outcome, Receiver, State
+    from weighlock.sharing.shared import Share
     from weighlock.sources.access import Access, Credential
+    from weighlock.sources.base import Source
+    from weighlock.tensors.arrays import SlicedArray
     from weighlock.tensors.catalog import Catalog
     from weighlock.tensors.dtypes import DType
+    from weighlock.tensors.groups import Group
+    from weighlock.tensors.naming import LoadReport
     from weighlock.tensors.ref import TensorRef
     from weighlock.tensors.spec import TensorSpec
 
@@ -42,13 +48,20 @@ __all__ = [
     "Credential",
     "DType",
     "Draft",
+    "Group",
+    "Inbox",
     "Limits",
+    "LoadReport",
     "Mean",
     "Outcome",
     "Packed",
     "Pushed",
+    "Receiver",
     "Registry",
     "Server",
+    "Share",
+    "SlicedArray",
+    "Source",
     "Spool",
     "State",
     "SweepReport",
@@ -86,13 +99,20 @@ _HOMES = {
     "Credential": "weighlock.sources.access",
     "DType": "weighlock.tensors.dtypes",
     "Draft": "weighlock.messages.message",
+    "Group": "weighlock.tensors.groups",
+    "Inbox": "weighlock.sharing.inbox",
     "Limits": "weighlock.limits",
+    "LoadReport": "weighlock.tensors.naming",
     "Mean": "weighlock.combining.incremental",
     "Outcome": "weighlock.sharing.share",
     "Packed": "weighlock.sharing.packing",
     "Pushed": "weighlock.fetching.push",
+    "Receiver": "weighlock.sharing.share",
     "Registry": "weighlock.messages.codecs",
     "Server": "weighlock.sharing.server",
+    "Share": "weighlock.sharing.shared",
+    "SlicedArray": "weighlock.tensors.arrays",
+    "Source": "weighlock.sources.base",
     "Spool": "weighlock.disk.spool",
     "State": "weighlock.sharing.share",
     "SweepReport": "weighlock.disk.sweep",

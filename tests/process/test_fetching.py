@@ -15,6 +15,7 @@ import pytest
 import weighlock
 from conftest import open_descriptors
 from process.counting_proxy import counting_proxy
+from process.plain_server import PlainServer
 from waiting import until
 from weighlock.errors import Aborted, LayoutError, LimitExceeded, LocalProtocolError
 from weighlock.sources.access import Address
@@ -106,11 +107,41 @@ def test_into_a_module_with_tied_weights(server):
         assert torch.equal(fresh.state_dict()[name], tensor), name
 
 
+def test_arrays_of_other_types_receive_what_is_converted(url, tmp_path):
+    """Of a share and of a file on another server, of one file and of shards."""
+    expected = {name: np.asarray(array).astype(np.float64) for name, array in MODEL.items()}
+    told = []
+
+    def out():
+        arrays = {name: np.zeros(array.shape) for name, array in expected.items()}
+        first = next(iter(MODEL))
+        arrays[first] = np.zeros(expected[first].shape, MODEL[first].dtype)  # as it comes
+        arrays["half"] = torch.zeros(expected["half"].shape, dtype=torch.float32)
+        return arrays
+
+    weighlock.save(tmp_path / "shards", MODEL, max_shard_bytes=1_000_000, durable=False)
+    files = {f"/{path.name}": path.read_bytes() for path in (tmp_path / "shards").iterdir()}
+    with PlainServer(files) as plain:
+        index = plain.url("/model.safetensors.index.json")
+        for place, names in ((url, None), (url, "*"), (index, None)):
+            arrays = out()
+            tell = lambda here, total: told.append((here, total))  # noqa: E731
+            found = weighlock.fetch(place, out=arrays, names=names, cast=True, progress=tell)
+            for name, array in expected.items():
+                assert np.array_equal(np.asarray(arrays[name], np.float64), array), name
+            assert found["half"].dtype == "F32"
+            assert told[-1][0] == told[-1][1] > 0
+    with pytest.raises(LayoutError, match="cast=True converts"):
+        weighlock.fetch(url, out=out())
+    with pytest.raises(LocalProtocolError, match="which is not given"):
+        weighlock.fetch(url, cast=True)
+
+
 @pytest.mark.parametrize(
     ("out", "message"),
     [
-        ({}, "have no place"),
-        ({**MODEL, "more": np.zeros(2)}, "do not come"),
+        ({}, r"names differ: none of out= .* and \d+ more of the URL not in out=; names= chooses"),
+        ({**MODEL, "more": np.zeros(2)}, r"'more' of out= not at the URL, none of .*names='\*'"),
         ({**MODEL, "half": np.zeros(70_001, np.float32)}, "BF16"),
         ({**MODEL, "half": np.zeros(7, ml_dtypes.bfloat16)}, "shape"),
     ],

@@ -220,6 +220,24 @@ def test_pushing_again_what_has_landed_sends_nothing(inbox):
     landed(inbox)
 
 
+@pytest.mark.parametrize("form", ["specs", "triples", "arrays", "catalog"])
+def test_what_is_expected_may_be_told_in_any_form(server, tmp_path, form):
+    specs = {
+        "specs": {
+            name: TensorSpec(name, array.dtype, array.shape) for name, array in SMALL.items()
+        },
+        "triples": [(name, array.dtype, array.shape) for name, array in SMALL.items()],
+        "arrays": SMALL,
+        "catalog": weighlock.Catalog.of(SMALL),
+    }[form]
+    inbox = server.inbox("a", into=tmp_path / "in", specs=specs)
+    with pytest.raises(Refused, match="announced"):
+        weighlock.push(inbox.url_for("a"), {"a": SMALL["a"]})
+    inbox = server.inbox("a", into=tmp_path / "in", specs=specs)
+    weighlock.push(inbox.url_for("a"), SMALL)
+    assert_exact(landed(inbox)[1], SMALL)
+
+
 @pytest.mark.parametrize("end", ["settled", "revoked"])
 def test_pushing_again_when_the_inbox_is_over_is_told_that_it_landed(server, tmp_path, end):
     """The last to land settles the inbox: its reply may be lost as well as any other's."""

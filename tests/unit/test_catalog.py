@@ -102,8 +102,76 @@ def test_nbytes_counts_a_tensor_of_several_names_once():
     assert Catalog(refs).nbytes == 96
 
 
-def test_repr_says_how_many(catalog):
-    assert repr(catalog) == "<Catalog of 5 tensors>"
+def test_repr_says_how_much_and_where_it_is(catalog, arrays, tmp_path):
+    assert repr(catalog) == f"<Catalog of 5 tensors, {catalog.nbytes} bytes>"
+    assert repr(catalog.select("head")) == "<Catalog of 1 tensor, 60 bytes>"
+    path = tmp_path / "a.safetensors"
+    weighlock.save(path, {"a": np.zeros(2, np.float32)}, durable=False)
+    opened = weighlock.open(path)
+    assert repr(opened) == f"<Catalog of 1 tensor, 8 bytes, {path}>"
+    opened.close()
+    assert repr(opened) == f"<Catalog of 1 tensor, 8 bytes, {path}, closed>"
+    weighlock.save(tmp_path / "shards", arrays, durable=False, max_shard_bytes=1)
+    with weighlock.open(tmp_path / "shards") as sharded:
+        before = descriptors_of(tmp_path / "shards")
+        assert repr(sharded) == "<Catalog of 5 tensors, sharded>"
+        assert descriptors_of(tmp_path / "shards") == before  # nothing is opened for it
+
+
+def test_a_catalog_of_what_is_in_memory(arrays, catalog):
+    tensor = torch.arange(6.0).reshape(2, 3)
+    made = Catalog.of({**arrays, "t": tensor, "r": catalog["head"]}, {"step": "8"})
+    assert list(made) == [*NAMES, "t", "r"]
+    assert made.metadata == {"step": "8"}
+    assert made["head"].load() is arrays["head"]
+    assert made["t"].torch().data_ptr() == tensor.data_ptr()
+    assert made["r"].name == "r"
+    assert Catalog.of(made) is made
+    assert Catalog.of(made, {"a": "b"}).metadata == {"a": "b"}
+    assert list(Catalog.of({})) == []
+    with pytest.raises(LayoutError, match="'x' is a list: pass a numpy array"):
+        Catalog.of({"x": [1, 2]})
+    with pytest.raises(LayoutError, match=r"pass its state_dict\(\)"):
+        Catalog.of(torch.nn.Linear(2, 2))
+
+
+@pytest.mark.parametrize("position", ["first", "last"])
+def test_what_is_no_ref_is_refused_where_it_is_given(catalog, position):
+    others = dict(catalog)
+    mixed = {"x": np.zeros(2), **others} if position == "first" else {**others, "x": np.zeros(2)}
+    with pytest.raises(TypeError, match=r"not a ndarray: Catalog\.of\(tensors\)"):
+        Catalog(mixed)
+
+
+def test_an_unknown_name_tells_those_near_it(catalog):
+    with pytest.raises(KeyError) as caught:
+        catalog["encoder.0.wieght"]
+    told = str(caught.value)
+    assert told.startswith("'encoder.0.wieght' is none of the 5 tensors here; did you mean 'enc")
+    assert "'encoder.0.weight'" in told
+    with pytest.raises(KeyError, match="did you mean 'head'"):
+        catalog["Head"]
+    with pytest.raises(KeyError, match=r"tensors here$"):
+        catalog["quite another one"]
+    assert catalog.get("encoder.0.wieght") is None
+    assert pickle.loads(pickle.dumps(caught.value)).args == ("encoder.0.wieght",)
+
+
+def test_torch_takes_all_of_it(tmp_path):
+    module = torch.nn.Linear(3, 2)
+    state = {**module.state_dict(), "tied": module.weight.detach(), "count": torch.tensor(7)}
+    weighlock.save(tmp_path / "a.safetensors", state, durable=False, tied="alias")
+    with weighlock.open(tmp_path / "a.safetensors") as catalog:
+        found = catalog.torch()
+        assert list(found) == list(catalog)
+        assert all(torch.equal(found[name], tensor) for name, tensor in state.items())
+        assert found["tied"].data_ptr() == found["weight"].data_ptr()
+        fresh = torch.nn.Linear(3, 2)
+        fresh.load_state_dict(catalog.only(["weight", "bias"]).torch())
+        assert torch.equal(fresh.weight, module.weight)
+        half = catalog.torch(dtype="bf16")
+        assert half["weight"].dtype is torch.bfloat16
+        assert half["count"].dtype is torch.int64  # no float: it is a number of something
 
 
 @pytest.mark.parametrize(

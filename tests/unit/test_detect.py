@@ -311,3 +311,18 @@ def test_what_may_not_be_read(path):
     path.chmod(0)
     with pytest.raises(SourceError, match="Permission denied"):
         weighlock.open(path)
+
+
+def test_a_state_dict_is_told_how_it_becomes_a_catalog():
+    with pytest.raises(TypeError, match=r"cannot open a dict: weighlock\.Catalog\.of\(tensors\)"):
+        weighlock.open({"x": np.zeros(2)})
+
+
+def test_an_empty_path_is_no_directory():
+    with pytest.raises(SourceError, match="the path is empty"):
+        weighlock.open("")
+
+
+def test_what_other_functions_take_second_is_no_limits(path):
+    with pytest.raises(TypeError, match="limits= takes a Limits, not 'rb'; there is no mode"):
+        weighlock.open(path, "rb")

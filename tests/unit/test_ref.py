@@ -11,7 +11,7 @@ import torch
 from unit_samples import WHOLE_BYTES, Memory, file_bytes, same_bits, sample, tensor_of
 
 import weighlock
-from weighlock.errors import LayoutError
+from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef
@@ -657,3 +657,41 @@ def test_ten_thousand_refs_cost_no_descriptors_of_their_own(tmp_path, run_python
     arrays = {f"t{n}": np.array([n % 251], np.uint8) for n in range(10_000)}
     weighlock.save(path, arrays, durable=False)
     assert run_python(MANY, path).stdout == "fine\n"
+
+
+def test_dimensions_and_elements(tmp_path):
+    weighlock.save(tmp_path / "a", {"a": np.zeros((3, 4)), "s": np.array(1.0)}, durable=False)
+    with weighlock.open(tmp_path / "a") as catalog:
+        assert [(ref.ndim, ref.size) for ref in catalog.values()] == [(2, 12), (0, 1)]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int8, torch.bool])
+def test_what_takes_tensors_of_others_takes_refs(tmp_path, dtype):
+    """Asked as a sequence, a ref would be read row by row, or not at all."""
+    tensor = torch.arange(12).reshape(3, 4).to(dtype)
+    weighlock.save(tmp_path / "a", {"a": tensor}, durable=False)
+    with weighlock.open(tmp_path / "a") as catalog:
+        for ref in (catalog["a"], weighlock.Catalog.of({"a": tensor})["a"]):
+            for take in (torch.as_tensor, torch.from_dlpack):
+                assert torch.equal(take(ref), tensor)
+                assert take(ref).dtype is dtype
+            assert np.asarray(ref).shape == (3, 4)
+            assert torch.equal(ref.torch(dtype="f64"), tensor.double())
+            assert ref.torch(dtype=torch.float16).dtype is torch.float16
+
+
+def test_numpy_takes_refs_where_there_is_no_torch(run_python, tmp_path):
+    weighlock.save(tmp_path / "a", {"a": np.arange(3.0)}, durable=False)
+    script = """
+import sys
+import numpy as np
+import weighlock
+print(np.from_dlpack(weighlock.open(sys.argv[1])["a"]).tolist(), "torch" in sys.modules)
+"""
+    assert run_python(script, tmp_path / "a").stdout == "[0.0, 1.0, 2.0] False\n"
+
+
+def test_packed_elements_are_not_converted():
+    ref = weighlock.Catalog.of({"a": sample("F4", (2, 4))})["a"]
+    with pytest.raises(UnsupportedDType, match="cannot cast F4 to F32"):
+        ref.torch(dtype=torch.float32)

@@ -144,3 +144,45 @@ def test_the_cover_is_the_smallest_run_that_holds_every_element():
             for index in itertools.product(*map(range, shape))
         }
         assert layout.cover() == (min(positions), max(positions) - min(positions) + 1)
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        {"x": TensorSpec("x", "F32", (2,))},
+        {"x": TensorSpec("old", "F32", (2,))},
+        {"x": ("f32", (2,))},
+        {"x": ("x", "f32", (2,))},
+        {"x": np.zeros(2, np.float32)},
+        {"x": torch.zeros(2)},
+        weighlock.Catalog.of({"x": np.zeros(2, np.float32)}),
+        weighlock.Catalog.of({"x": np.zeros(2, np.float32)}).values(),
+        [["x", "f32", [2]]],
+        iter([("x", torch.float32, torch.Size([2]))]),
+    ],
+)
+def test_several_specs_in_whatever_holds_them(given):
+    assert TensorSpec.several(given) == [TensorSpec("x", "F32", (2,))]
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ([("a", "F32")], r"a spec is \(name, dtype, shape\).* not \('a', 'F32'\)"),
+        ([("a", "F32", 3)], "tensor 'a': a shape is several sizes.* not 3"),
+        ([("a", "F32", "33")], "tensor 'a': a shape is several sizes.* not '33'"),
+        (["a"], r"not 'a'; of a mapping, pass its values\(\)"),
+        ([7], "a spec is .* not 7"),
+        ({"x": 7}, "a spec is .* not 7"),
+        ("abc", "specs= takes specs .*not a str"),
+        (7, "specs= takes specs .*not a int"),
+    ],
+)
+def test_what_is_no_spec_is_told_what_one_is(given, told):
+    with pytest.raises(LayoutError, match=told):
+        TensorSpec.several(given)
+
+
+def test_a_shape_that_is_one_number_is_told_what_one_is():
+    with pytest.raises(LayoutError, match="a shape is several sizes"):
+        TensorSpec("a", "F32", 3)

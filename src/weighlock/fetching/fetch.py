@@ -36,6 +36,7 @@ def fetch(
     out: "Mapping[str, object] | object | None" = None,
     into: "str | os.PathLike[str] | Spool | None" = None,
     names: str | Sequence[str] | None = None,
+    cast: bool = False,
     base: "Base | None" = None,
     receiver: str | None = None,
     access: Access | None = None,
@@ -58,6 +59,8 @@ def fetch(
             its names may lie (see `force`). What an interrupted fetch left there is taken up. Into
             a spool: a temporary file, gone with its last ref.
         names: glob patterns; only these tensors.
+        cast: convert where the dtypes of `out` differ; refused otherwise. What is converted is
+            pulled, whether `base` has it or not.
         base: a model one has, as a catalog, arrays or a path: blocks that are the same in it are
             not pulled. Of a distributed checkpoint, all are.
         receiver: who receives it, as its owner is told; a ticket made for one says so itself.
@@ -87,8 +90,8 @@ def fetch(
             its server offers, was changed meanwhile.
         DiskError: `into` cannot be written, or holds what would have to be replaced. `NoSpace` is
             raised before the first byte.
-        LocalProtocolError: both `out` and `into` are given, nobody can be called `receiver`, or
-            nothing moves at `limit_rate`.
+        LocalProtocolError: both `out` and `into` are given, or `cast` without `out`; nobody can be
+            called `receiver`, or nothing moves at `limit_rate`.
         With `into`, the destination is untouched; what came stays beside it as a `.part` file for
         the next attempt, unless the error was an abort or bad content. Of a sharded model, files
         that have landed stay, without an index, unless it was an abort. With `out`, arrays hold
@@ -96,6 +99,11 @@ def fetch(
     """
     if out is not None and into is not None:
         raise LocalProtocolError("fetch: pass out= or into=, not both")
+    if cast and out is None:
+        raise LocalProtocolError(
+            "fetch: cast=True converts to the dtypes of out=, which is not given; what is here "
+            "can be converted by weighlock convert, or with ref.torch(dtype=…)"
+        )
     how = FetchOptions(
         access=access,
         abort=abort or Abort(),
@@ -104,6 +112,7 @@ def fetch(
         verify=verify,
         durable=durable,
         limits=limits or Limits(),
+        cast=cast,
         force=force,
     )
     patterns = (names,) if isinstance(names, str) else names

@@ -5,7 +5,7 @@ neighbours'.
 """
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 
@@ -17,7 +17,7 @@ from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import Aborted, FormatError, SourceError
 from weighlock.fetching.bases import BaseContents, take_from_base, take_from_part
-from weighlock.fetching.filling import Received, into_arrays, into_new_memory, places_of
+from weighlock.fetching.filling import Later, Received, into_arrays, into_new_memory, places_of
 from weighlock.fetching.gathering import Names, choose, gather
 from weighlock.fetching.in_place import Compared, Differs, opened, put_in_place
 from weighlock.fetching.journal import Journal
@@ -32,6 +32,7 @@ from weighlock.sources.grid import block_span
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.local import FileSource
+from weighlock.sources.turns import in_turns
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.stored import StoredRef
 from weighlock.transfer.landing import FileLanding, Landing, MemoryLanding, PartLanding
@@ -51,6 +52,7 @@ class FetchOptions:
     verify: bool = True
     durable: bool = True
     limits: Limits = field(default_factory=Limits)
+    cast: bool = False
     force: bool = False
     keeps: bool = False
     """A file that lies at the destination stays if it is the same: there may be refs to it."""
@@ -126,12 +128,28 @@ class FileFetch:
         received: Received = (
             into_new_memory(chosen, places, self._how.limits)
             if out is None
-            else into_arrays(chosen, out, strict=self._names is None)
+            else into_arrays(chosen, out, strict=self._names is None, cast=self._how.cast)
         )
         landing = MemoryLanding(received, self._source.size)
-        progress = Progress(_bytes_of(landing, self._source.size), tell)
+        later_bytes = sum(each.nbytes for each in received.later)
+        progress = Progress(_bytes_of(landing, self._source.size) + later_bytes, tell)
         self._pull(remote, landing, progress, received.make)
+        if received.later:
+            self._fill_later(received.later, progress)
         return received.complete()
+
+    def _fill_later(self, later: Sequence[Later], progress: Progress) -> None:
+        """Read what cannot be received into its place: as many at once as connections."""
+        how = self._how
+
+        def fill(each: Later) -> None:
+            how.abort.check()
+            each.fill()
+            progress.add(each.nbytes)
+            if how.rate is not None:
+                how.abort.wait(how.rate.pause_for(each.nbytes))
+
+        in_turns(later, lambda: fill, max(1, min(how.connections, len(later))))
 
     def _pull(
         self,

@@ -7,9 +7,10 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import pairwise
 from operator import attrgetter
-from typing import Protocol, TypeAlias
+from typing import NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 
@@ -21,6 +22,7 @@ from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.filling import slots_of, targets_of
+from weighlock.tensors.naming import some_names
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span, TensorSpec
 from weighlock.tensors.stored import StoredRef
@@ -35,11 +37,22 @@ _MANY_BYTES = 16 * 1024 * 1024
 _TOGETHER_BYTES = 4 * 1024 * 1024
 """So much of them lies in one piece of memory: two huge pages."""
 
-__all__ = ["Received", "check_memory", "into_arrays", "into_new_memory", "places_of"]
+__all__ = ["Later", "Received", "check_memory", "into_arrays", "into_new_memory", "places_of"]
+
+
+class Later(NamedTuple):
+    """A tensor that cannot be received into its place: read by itself, piece by piece."""
+
+    nbytes: int
+    fill: Callable[[], None]
 
 
 class Received(Targets, Protocol):
     """Tensors that are to arrive, and where their bytes go."""
+
+    @property
+    def later(self) -> Sequence[Later]:
+        """Those that are to be filled when the others are there."""
 
     def make(self) -> None:
         """Make what they go to, in the order of the file. Once, by one thread.
@@ -48,7 +61,7 @@ class Received(Targets, Protocol):
         """
 
     def complete(self) -> Catalog:
-        """They are all there: do what is left, and give them."""
+        """They are all there: give them."""
 
 
 Place: TypeAlias = tuple[Span, str, TensorRef]
@@ -104,6 +117,8 @@ class _NewArrays:
     in one piece of memory as they do in the file: a block is received straight into it, instead of
     being cut up. It lives as long as one of them.
     """
+
+    later: Sequence[Later] = ()
 
     def __init__(self, chosen: Catalog, places: Sequence[Place], apart: bool) -> None:
         self._chosen = chosen
@@ -225,7 +240,7 @@ def _also(ref: TensorRef, spec: TensorSpec) -> TensorRef:
 
 
 def into_arrays(
-    chosen: Catalog, out: object, *, strict: bool, lazily: bool = False
+    chosen: Catalog, out: object, *, strict: bool, cast: bool = False, lazily: bool = False
 ) -> "_GivenArrays":
     """The arrays, tensors or module that receive the tensors of the same names.
 
@@ -233,6 +248,7 @@ def into_arrays(
         chosen: what arrives.
         out: a mapping of names to arrays or tensors, or a torch module.
         strict: each side must have every name of the other.
+        cast: convert where dtypes differ; refused otherwise.
         lazily: read each ref by itself afterwards, instead of giving targets.
 
     Raises:
@@ -243,31 +259,32 @@ def into_arrays(
     missing = [name for name in slots if name not in chosen] if strict else []
     if absent or missing:
         raise LayoutError(
-            f"names differ: {absent[:3]} have no place in out=, {missing[:3]} do not come"
-            f" ({len(absent)} and {len(missing)} in all)"
+            f"names differ: {some_names(missing)} of out= not at the URL, {some_names(absent)} of "
+            f"the URL not in out=; "
+            + ("names= chooses those that have a place" if absent else "names='*' leaves the rest")
         )
     buffers: dict[Span, Array] = {}
-    after: list[Callable[[], object]] = []
+    later: list[Later] = []
     for name, ref in chosen.items():
         slot = slots[name]
-        slot.check(ref, cast=False)
-        memory = slot.memory()
+        slot.check(ref, cast=cast)
+        memory = slot.memory() if slot.dtype is ref.dtype else None
         span = ref.contiguous_span if isinstance(ref, StoredRef) else None
         if lazily or memory is None or span is None or span in buffers:
-            # Strided, on a device, or a second array for the same tensor: filled piece by piece.
+            # Strided, on a device, of another type, or a second array for the same tensor.
             if (
                 lazily
                 or span is None
                 or span not in buffers
                 or _address(memory) != _address(byte_view(buffers[span]))
             ):
-                after.append(lambda slot=slot, ref=ref: slot.fill(ref))  # type: ignore[misc]
+                later.append(Later(ref.nbytes, partial(slot.fill, ref)))
         elif span.length:
             buffers[span] = np.frombuffer(memory, np.uint8)
     refs = {name: as_ref(name, value) for name, value in targets_of(out).items() if name in chosen}
     spans = sorted(buffers, key=attrgetter("offset"))
     return _GivenArrays(
-        spans, [buffers[span] for span in spans], Catalog(refs, chosen.metadata), after
+        spans, [buffers[span] for span in spans], Catalog(refs, chosen.metadata), later
     )
 
 
@@ -278,8 +295,7 @@ class _GivenArrays:
     spans: Sequence[Span]
     buffers: Sequence[Array]
     catalog: Catalog
-    after: Sequence[Callable[[], object]]
-    """What fills those that cannot be received into."""
+    later: Sequence[Later]
 
     def make(self) -> None:
         """Nothing: they are there."""
@@ -288,8 +304,6 @@ class _GivenArrays:
         return self.buffers[number]
 
     def complete(self) -> Catalog:
-        for step in self.after:
-            step()
         return self.catalog
 
 

@@ -80,10 +80,10 @@ def gather(
         return save_chosen(into, chosen, how, tell)
     count = how.counting(_bytes_by_name(chosen), tell)
     if out is not None:
-        received = into_arrays(chosen, out, strict=strict, lazily=True)
-        for ref, step in zip(chosen.values(), received.after, strict=True):
-            step()
-            count(ref.nbytes)
+        received = into_arrays(chosen, out, strict=strict, cast=how.cast, lazily=True)
+        for each in received.later:
+            each.fill()
+            count(each.nbytes)
         return received.catalog
     check_memory(chosen.nbytes, how.limits)
     arrays: dict[object, Array] = {}

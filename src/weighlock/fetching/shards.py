@@ -63,7 +63,7 @@ def fetch_sharded(
             check_memory(chosen.nbytes, how.limits)
             arrays = None
         else:  # all of it is checked before anything is asked for
-            received = into_arrays(chosen, out, strict=patterns is None, lazily=True)
+            received = into_arrays(chosen, out, strict=patterns is None, cast=how.cast, lazily=True)
             arrays = targets_of(out)
         refs: dict[str, TensorRef] = {}
         before, total = 0, sum(ref.nbytes for ref in chosen.values())

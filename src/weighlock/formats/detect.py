@@ -2,6 +2,7 @@
 
 import os
 import re
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
 from weighlock.errors import FormatError, SourceError
@@ -55,6 +56,10 @@ def open_catalog(
         SourceError: it could not be read.
         TransferError, RemoteProtocolError: it is behind a URL, and could not be had.
     """
+    if limits is not None and not isinstance(limits, Limits):
+        raise TypeError(
+            f"open: limits= takes a Limits, not {limits!r}; there is no mode, files are only read"
+        )
     limits = limits or Limits()
     return with_nested(_open(target, limits, access, verify, abort), limits, open_source)
 
@@ -77,10 +82,17 @@ def _open(
         return _open_path(os.fspath(target), limits)
     if isinstance(target, Source):
         return open_source(target, limits)
+    if isinstance(target, Mapping):
+        raise TypeError(
+            f"cannot open a {type(target).__name__}: weighlock.Catalog.of(tensors) makes a catalog "
+            "of arrays and torch tensors"
+        )
     raise TypeError(f"cannot open a {type(target).__name__}: pass a path, bytes or a Source")
 
 
 def _open_path(path: str, limits: Limits) -> "Catalog":
+    if not path:
+        raise SourceError("the path is empty: name a file, a directory or a URL")
     if "://" in path:
         raise SourceError(f"{path}: only http:// and https:// URLs can be opened")
     if os.path.isdir(path):

@@ -186,7 +186,7 @@ class Walk:
             return value
         number = self._numbers.get(id(value))
         if number is None:
-            spec = TensorSpec(RAW_NAME, "U8", (len(value),))  # type: ignore[arg-type]
+            spec = TensorSpec(RAW_NAME, "U8", (len(value),))
             number = self._numbers[id(value)] = self._add(value, Row(RAW_NAME, spec, None, 0))
             self.segments.append(memoryview(value))
         return tensor_node(ExtCode.BYTES, number)

@@ -34,7 +34,7 @@ from weighlock.sharing.routes import (
 from weighlock.sharing.share import Life, Outcome
 from weighlock.sharing.shared import Share
 from weighlock.sharing.tickets import check_name
-from weighlock.tensors.spec import TensorSpec
+from weighlock.tensors.spec import SpecLike, TensorSpec
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import Digests
 from weighlock.transfer.kept import Kept
@@ -230,7 +230,7 @@ class Server(Lifetime):
         senders: Iterable[str] = (),
         *,
         into: "str | os.PathLike[str] | Spool",
-        specs: Mapping[str, TensorSpec] | None = None,
+        specs: "Mapping[str, object] | Iterable[SpecLike] | None" = None,
         quota_bytes: int | None = None,
         expires_s: float | None = None,
         idle_s: float | None = 600.0,
@@ -246,7 +246,8 @@ class Server(Lifetime):
                 or been lost. Without names, whoever has its URL may push.
             into: the directory that takes a file of each, named after the sender; or a spool, where
                 each lives as long as the catalog that iterating gives of it.
-            specs: the tensors that are expected; anything else is refused before its data.
+            specs: the tensors that are expected, as specs or `(name, dtype, shape)`, or as what
+                has them by name: a catalog, a state dict. Anything else is refused before its data.
             quota_bytes: longest file that one sender may push.
             expires_s: how long it lasts at the most.
             idle_s: a sender not heard for so long is lost; without names, the inbox is over so long
@@ -259,12 +260,16 @@ class Server(Lifetime):
             LimitExceeded: there are too many shares and inboxes.
             LocalProtocolError: the server is closed, or another process's; a sender's name or the
                 id cannot be one; an inbox of that id is there.
+            LayoutError: something in `specs` is none.
             DiskError: the directory is not there and cannot be made.
         """
         self._check_process()
         inbox_id = inbox_id or secrets.token_hex(16)
         if find_inbox(f"/i/{inbox_id}/senders/x") is None:
             raise LocalProtocolError("inbox_id must be 32 lower-case hex digits")
+        expected = None
+        if specs is not None:
+            expected = {spec.name: spec for spec in TensorSpec.several(specs)}
         life = Life(
             time.monotonic, receivers=self._names(senders), expires_s=expires_s, idle_s=idle_s
         )
@@ -278,7 +283,7 @@ class Server(Lifetime):
                 if isinstance(into, Spool)
                 else Directory(into, durable, self._limits)
             ),
-            specs=specs,
+            specs=expected,
             quota_bytes=quota_bytes,
             limits=self._limits,
             forget=lambda inbox: self._forget(inbox_id, number, inbox),

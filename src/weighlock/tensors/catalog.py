@@ -5,71 +5,38 @@ Knows names, refs and metadata. What it reads from is the refs' business.
 
 import fnmatch
 import re
-from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, Sequence, ValuesView
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, ItemsView, Iterable, Iterator, Mapping, ValuesView
+from dataclasses import replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 from weighlock.errors import LayoutError, LocalProtocolError, UnsupportedDType
 from weighlock.lifetimes import Lifetime
+from weighlock.tensors.beside import Beside
 from weighlock.tensors.groups import Group
-from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.naming import (
+    LoadReport,
+    NoSuchName,
+    matching,
+    places_of,
+    some_names,
+    unmatched,
+)
+from weighlock.tensors.ref import TensorRef, check_ref
 from weighlock.tensors.stored import load_together
 
 if TYPE_CHECKING:
     from os import PathLike
 
     from weighlock.tensors.arrays import Array
+    from weighlock.tensors.torch import Tensor
 
 __all__ = ["Beside", "Catalog", "Keeping", "LoadReport", "matching", "unmatched"]
 
+_SUMMED = 10_000
+"""A catalog of up to so many tensors says how large it is wherever it is shown."""
+
 Keeping: TypeAlias = "Callable[[str | PathLike[str], bool], Catalog]"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadReport:
-    """What `load_into` did not fill: empty on both sides when it was strict."""
-
-    missing: tuple[str, ...]
-    """Names of the target that the catalog does not have."""
-    unexpected: tuple[str, ...]
-    """Names of the catalog that the target does not have."""
-
-
-@dataclass(frozen=True, slots=True)
-class Beside:
-    """What a file holds beside tensors and metadata; the properties of `Catalog` tell."""
-
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    extras: Mapping[Any, Any] = field(default_factory=dict)
-    notes: tuple[str, ...] = ()
-    unreadable: Mapping[str, str] = field(default_factory=dict)
-    globals: Mapping[tuple[str, str], int] = field(default_factory=dict)
-    check: Callable[[Callable[[int], None]], None] | None = None
-    groups: Mapping[str, Group] = field(default_factory=dict)
-    has_named_parts: bool = False
-    """What parts of a group are called, the file itself says; else they are named in reading."""
-    has_all_groups: bool = False
-    """Those of the files of a sharded model are among them, under the names they have now."""
-
-    def with_shards(self, shards: "Mapping[str, Catalog]") -> "Beside":
-        """This and what the files of a sharded model hold, told apart by the names of the files."""
-        extras, notes = dict(self.extras), list(self.notes)
-        unreadable, named = dict(self.unreadable), dict(self.globals)
-        groups = dict(self.groups)
-        for file, shard in shards.items():
-            if shard.extras:
-                extras[file] = shard.extras
-            notes += [f"{file}: {note}" for note in shard.notes]
-            unreadable.update(shard.unreadable)
-            here = {} if self.has_all_groups else shard._beside.groups
-            for name, group in here.items():
-                if shard._beside.has_named_parts or not group.parts:
-                    groups[name] = group  # of which parts may lie in other files
-                else:  # an index names the whole, and no name leads to its parts
-                    unreadable[name] = f"{group}: open {file} by itself"
-            named = {**shard.globals, **named}  # a place is that in the first file
-        return Beside(self.aliases, extras, tuple(notes), unreadable, named, self.check, groups)
 
 
 class Catalog(Lifetime, Mapping[str, TensorRef]):
@@ -78,6 +45,8 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
     The names of a sharded model are those of its index: a file is opened when one of its tensors is
     asked for, and all of them when `extras`, `notes`, `unreadable` or `globals` are.
 
+    `Catalog.of` makes one of arrays and torch tensors, as in a state dict.
+
     Args:
         refs: the tensors by name. Kept, not copied: it may open files as it is asked.
         metadata: what the file says about itself beside its tensors.
@@ -85,9 +54,12 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         shards: gives the catalogs of the files the tensors are spread over, by file name.
         beside: what else the file holds.
         keep: makes the files behind the refs lasting ones, where they are temporary.
+
+    Raises:
+        TypeError: the first or the last of the tensors is no ref.
     """
 
-    __slots__ = ("_beside", "_close", "_keep", "_metadata", "_refs", "_shards")
+    __slots__ = ("_beside", "_close", "_is_closed", "_keep", "_metadata", "_refs", "_shards")
 
     def __init__(
         self,
@@ -98,12 +70,40 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         beside: "Beside | None" = None,
         keep: "Keeping | None" = None,
     ) -> None:
+        if type(refs) is dict and refs:
+            # Not each of a million; and what opens files when it is asked is not asked.
+            check_ref(next(iter(refs.values())))
+            check_ref(next(reversed(refs.values())))
         self._refs = refs
+        self._is_closed = False
         self._metadata = MappingProxyType(dict(metadata or {}))
         self._close = close
         self._shards = shards
         self._beside = beside or Beside()
         self._keep = keep
+
+    @classmethod
+    def of(
+        cls, tensors: Mapping[str, object], metadata: Mapping[str, str] | None = None
+    ) -> "Catalog":
+        """A catalog of what is in memory, or of refs from anywhere. Nothing is copied or read.
+
+        Args:
+            tensors: names and numpy arrays, torch tensors or refs: a state dict. A catalog stays
+                what it is.
+            metadata: text beside the tensors; a catalog's own is kept if this is not given.
+
+        Raises:
+            LayoutError: it is no mapping, or something in it is no plain tensor.
+            UnsupportedDType: a tensor has a type that safetensors has not.
+        """
+        from weighlock.tensors.convert import refs_of
+
+        if isinstance(tensors, Catalog):
+            if metadata is None:
+                return tensors
+            return Catalog(tensors._refs, metadata, shards=tensors._shards, beside=tensors._beside)
+        return cls({ref.name: ref for ref in refs_of(tensors)}, metadata)
 
     def _take_over(self, other: "Catalog") -> None:
         """Be the other one from now on, with what there is to close."""
@@ -117,7 +117,7 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         except KeyError:
             told = self._beside.groups.get(name) or self._beside.unreadable.get(name)
             if told is None:
-                raise
+                raise NoSuchName(name, self._refs) from None
             raise KeyError(f"{name}: {told}") from None
 
     def __iter__(self) -> Iterator[str]:
@@ -138,7 +138,12 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         return self._refs.values()
 
     def __repr__(self) -> str:
-        return f"<Catalog of {len(self)} tensors>"
+        # Nothing is opened for it, and not a million refs are looked at.
+        is_known = type(self._refs) is dict and len(self) <= _SUMMED
+        facts = [f"{len(self)} tensor{'' if len(self) == 1 else 's'}"]
+        facts += [f"{self.nbytes:,} bytes", *places_of(self.values())] if is_known else []
+        facts += ["sharded"] * self.is_sharded + ["closed"] * self._is_closed
+        return f"<Catalog of {', '.join(facts)}>"
 
     def __reduce__(self) -> "tuple[type[Catalog], tuple[object, ...]]":
         metadata = dict(self._metadata)
@@ -151,6 +156,7 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         """Let go of the files behind the refs; they raise when used afterwards. Idempotent."""
         close, self._close = self._close, None
         if close is not None:
+            self._is_closed = True
             close()
 
     @property
@@ -340,6 +346,23 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         arrays = dict(zip(unique, load_together(unique.values()), strict=True))
         return {name: arrays[identity] for name, identity in identities.items()}
 
+    def torch(self, device: object = None, dtype: object = None) -> "dict[str, Tensor]":
+        """Every tensor as a torch tensor: `module.load_state_dict(catalog.torch())`.
+
+        A tensor of several names is read once and shared. Reading into what a module has
+        already, `load_into(module)`, takes half the memory.
+
+        Args:
+            device: where to; the CPU if not given.
+            dtype: of torch, or a name of one: floats are converted to it, whole numbers stay.
+
+        Raises:
+            What `ref.torch` raises.
+        """
+        from weighlock.tensors.torch import state_dict
+
+        return state_dict(self, device, dtype)
+
     def load_into(self, target: object, *, strict: bool = True, cast: bool = False) -> LoadReport:
         """Read straight into existing arrays or parameters.
 
@@ -363,8 +386,8 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         )
         if strict and (report.missing or report.unexpected):
             raise LayoutError(
-                f"names differ: {_some(report.missing)} not in the catalog, "
-                f"{_some(report.unexpected)} not in the target; strict=False loads the rest"
+                f"names differ: {some_names(report.missing)} not in the catalog, "
+                f"{some_names(report.unexpected)} not in the target; strict=False loads the rest"
             )
         pairs = [(self[name], slot) for name, slot in slots.items() if name in self]
         for ref, slot in pairs:
@@ -372,26 +395,3 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         for ref, slot in pairs:
             slot.fill(ref)
         return report
-
-
-def _some(names: Iterable[str]) -> str:
-    names = list(names)
-    shown = ", ".join(repr(name) for name in names[:3])
-    return (shown + (f" and {len(names) - 3} more" if len(names) > 3 else "")) or "none"
-
-
-def matching(catalog: Catalog, patterns: Sequence[str]) -> Catalog:
-    """The tensors whose names match a glob pattern.
-
-    Raises:
-        LayoutError: none does.
-    """
-    chosen = catalog.select(*patterns)
-    if not chosen:
-        raise unmatched(patterns)
-    return chosen
-
-
-def unmatched(patterns: Sequence[str]) -> LayoutError:
-    """What to say where no name matches."""
-    return LayoutError(f"no tensor matches {' or '.join(map(repr, patterns))}")

@@ -24,6 +24,10 @@ _BLOCK_ELEMENTS = PIECE_BYTES // 8
 class Slot(Protocol):
     """One existing array or tensor to be filled."""
 
+    @property
+    def dtype(self) -> DType:
+        """Its element type."""
+
     def check(self, ref: TensorRef, *, cast: bool) -> None:
         """Raise `LayoutError` unless this ref can fill it."""
 
@@ -95,8 +99,12 @@ def _blocks(shape: tuple[int, ...], elements: int) -> "Iterator[tuple[int | slic
 class _ArraySlot:
     array: Array
 
+    @property
+    def dtype(self) -> DType:
+        return DType.of(self.array.dtype)
+
     def check(self, ref: TensorRef, *, cast: bool) -> None:
-        _check(ref, DType.of(self.array.dtype), self.array.shape, cast=cast, where="the array")
+        _check(ref, self.dtype, self.array.shape, cast=cast, where="the array")
         if not self.array.flags.writeable:
             raise LayoutError(f"tensor {ref.name!r}: the array is read-only")
 
@@ -108,12 +116,16 @@ class _ArraySlot:
             ref.load(out=self.array)
         else:
             for block in _blocks(ref.shape, _BLOCK_ELEMENTS):
-                self.array[(*block, ...)] = converted(ref[block], DType.of(self.array.dtype))
+                self.array[(*block, ...)] = converted(ref[block], self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
 class _TensorSlot:
     place: TorchRef
+
+    @property
+    def dtype(self) -> DType:
+        return self.place.dtype
 
     def check(self, ref: TensorRef, *, cast: bool) -> None:
         _check(ref, self.place.dtype, self.place.shape, cast=cast, where="the target's")

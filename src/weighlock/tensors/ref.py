@@ -5,7 +5,7 @@ Knows specs and how to fill arrays from pieces; where pieces come from is each k
 
 from abc import abstractmethod
 from collections.abc import Hashable, Iterator
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
@@ -27,7 +27,7 @@ from weighlock.tensors.spec import Layout, TensorSpec
 if TYPE_CHECKING:
     from weighlock.tensors.torch import Tensor
 
-__all__ = ["PIECE_BYTES", "ArrayRef", "TensorRef", "loaded_shape"]
+__all__ = ["PIECE_BYTES", "ArrayRef", "TensorRef", "check_ref", "loaded_shape"]
 
 PIECE_BYTES = 4 * 1024 * 1024
 """Default size of the buffer through which a ref is copied."""
@@ -59,6 +59,16 @@ class TensorRef:
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape."""
         return self.spec.shape
+
+    @property
+    def ndim(self) -> int:
+        """Number of dimensions."""
+        return len(self.spec.shape)
+
+    @property
+    def size(self) -> int:
+        """Number of elements."""
+        return self.spec.size
 
     @property
     def nbytes(self) -> int:
@@ -108,14 +118,24 @@ class TensorRef:
 
     materialize = load
 
-    def torch(self, device: object = None) -> "Tensor":
-        """Read the tensor as a torch tensor; on the CPU it lies over the buffer that was read."""
-        from weighlock.tensors.torch import from_bytes
+    def torch(self, device: object = None, dtype: object = None) -> "Tensor":
+        """Read the tensor as a torch tensor; on the CPU it lies over the buffer that was read.
+
+        Args:
+            device: where to; the CPU if not given.
+            dtype: of torch, or a name of one, to convert to.
+
+        Raises:
+            What `load` raises.
+            UnsupportedDType: torch has no such type, or packed elements were to be converted.
+        """
+        from weighlock.tensors.torch import converted, from_bytes
 
         self.check_whole()
         buffer = empty((self.nbytes,), np.dtype(np.uint8))
         self._fill_bytes(byte_view(buffer))
-        return from_bytes(buffer, self.spec, device)
+        tensor = from_bytes(buffer, self.spec, device)
+        return tensor if dtype is None else converted(tensor, self.spec, dtype)
 
     def __array__(self, dtype: object = None, copy: bool | None = None) -> Array:
         """For `np.asarray(ref)`: the tensor, read. In another dtype, it is held twice meanwhile."""
@@ -125,6 +145,15 @@ class TensorRef:
         if dtype is not None:
             array = array.astype(dtype, copy=False)  # type: ignore[call-overload]
         return array
+
+    def __dlpack__(self, **how: Any) -> object:
+        """For `torch.as_tensor(ref)` and whoever else takes DLPack: the tensor, read."""
+        from weighlock.tensors.torch import is_loaded
+
+        return (self.torch() if is_loaded() else self.load()).__dlpack__(**how)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        return 1, 0  # the CPU: there it is read to
 
     def __getitem__(self, index: Index) -> SlicedArray:
         """Read a part. Only the bytes that hold it are read; contiguous rows are one read."""
@@ -200,6 +229,15 @@ class TensorRef:
             values = np.frombuffer(piece, np.uint8).view(self.dtype.numpy)
             array.flat[done : done + values.size] = values
             done += values.size
+
+
+def check_ref(value: object) -> None:
+    """Raise `TypeError` unless it is a ref, as a catalog holds them."""
+    if not isinstance(value, TensorRef):
+        raise TypeError(
+            f"a catalog holds refs, not a {type(value).__name__}: "
+            "Catalog.of(tensors) makes one of arrays and torch tensors"
+        )
 
 
 def loaded_shape(spec: TensorSpec) -> tuple[int, ...]:

@@ -6,6 +6,7 @@ frozen dataclasses, and nothing the garbage collector need look at.
 """
 
 import math
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
@@ -16,8 +17,6 @@ from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.tensors.dtypes import DType
 
 if TYPE_CHECKING:
-    from collections.abc import Iterable
-
     from weighlock.tensors.dtypes import DTypeLike
 
 __all__ = ["Layout", "Span", "SpecLike", "TensorSpec"]
@@ -40,12 +39,16 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
     dtype: DType
     shape: tuple[int, ...]
 
+    if TYPE_CHECKING:  # as it behaves; at run time it is msgspec's own, which is fast
+
+        def __init__(self, name: str, dtype: "DTypeLike", shape: "Iterable[int]") -> None: ...
+
     def __post_init__(self) -> None:
         check_name(self.name)
         if type(self.dtype) is not DType:
             force_setattr(self, "dtype", DType.of(self.dtype))
         if type(self.shape) is not tuple:
-            force_setattr(self, "shape", tuple(self.shape))
+            force_setattr(self, "shape", _as_shape(self.name, self.shape))
         shape = self.shape
         for size in shape:
             if type(size) is not int:
@@ -73,14 +76,47 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
 
     @classmethod
     def of(cls, value: "SpecLike") -> "TensorSpec":
-        """A spec from a spec or a `(name, dtype, shape)` triple."""
+        """A spec from a spec or a `(name, dtype, shape)` triple.
+
+        Raises:
+            LayoutError: it is neither.
+        """
         if isinstance(value, cls):
             return value
-        name, dtype, shape = value  # type: ignore[misc]
+        if type(value) is not tuple or len(value) != 3:
+            found = getattr(value, "spec", None)
+            if isinstance(found, cls):  # a ref
+                return found
+            if isinstance(value, (tuple, list)) and len(value) == 3:
+                return cls.of(tuple(value))  # type: ignore[arg-type]
+            advice = "; of a mapping, pass its values()" if isinstance(value, str) else ""
+            raise LayoutError(
+                "a spec is (name, dtype, shape), as in ('w', 'f32', (2, 3)), "
+                f"not {repr(value)[:200]}{advice}"
+            )
+        name, dtype, shape = value
         try:
-            return cls(name, DType.of(dtype), tuple(shape))
+            return cls(name, DType.of(dtype), shape)
         except UnsupportedDType as error:
             raise UnsupportedDType(f"tensor {name!r}: {error}") from error
+
+    @classmethod
+    def several(cls, values: object) -> "list[TensorSpec]":
+        """Specs from specs and triples, or from what holds them by name: a catalog, a mapping.
+
+        In a mapping, `(dtype, shape)` and anything that has a `spec`, or a dtype and a shape as
+        arrays and torch tensors have, is the spec of its name.
+
+        Raises:
+            LayoutError: something among them is none.
+        """
+        if isinstance(values, Mapping):
+            return [_named(cls, name, value) for name, value in values.items()]
+        if isinstance(values, (str, bytes)) or not isinstance(values, Iterable):
+            raise LayoutError(
+                f"specs= takes specs or (name, dtype, shape) triples, not a {type(values).__name__}"
+            )
+        return [cls.of(value) for value in values]
 
     @property
     def size(self) -> int:
@@ -114,6 +150,28 @@ def check_name(name: object) -> None:
             raise LayoutError(
                 f"tensor name {name!r} holds a lone surrogate, which UTF-8 cannot carry"
             ) from error
+
+
+def _named(kind: type[TensorSpec], name: str, value: object) -> TensorSpec:
+    """The spec of a name in a mapping."""
+    found = getattr(value, "spec", value)
+    if isinstance(found, kind):
+        return found if found.name == name else found.renamed(name)
+    if hasattr(found, "dtype") and hasattr(found, "shape"):
+        return kind.of((name, found.dtype, tuple(found.shape)))
+    if isinstance(found, (tuple, list)) and len(found) == 2:
+        return kind.of((name, *found))
+    return kind.of(found)  # type: ignore[arg-type]
+
+
+def _as_shape(name: object, shape: object) -> tuple[int, ...]:
+    """A shape as a tuple, of whatever its sizes are."""
+    if isinstance(shape, (str, bytes)) or not isinstance(shape, Iterable):
+        raise LayoutError(
+            f"tensor {name!r}: a shape is several sizes, as in (2, 3) or (3,), "
+            f"not {repr(shape)[:80]}"
+        )
+    return tuple(shape)
 
 
 def _as_ints(name: str, shape: tuple[object, ...]) -> tuple[int, ...]:

@@ -5,7 +5,7 @@ peculiarities (devices, conjugation, subclasses); not files.
 """
 
 import sys
-from collections.abc import Hashable, Iterator
+from collections.abc import Hashable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -27,11 +27,14 @@ __all__ = [
     "TorchRef",
     "as_target",
     "check_plain",
+    "converted",
     "dtype_named",
     "from_array",
     "from_bytes",
+    "is_loaded",
     "is_tensor",
     "size_and_dtype",
+    "state_dict",
 ]
 
 
@@ -39,6 +42,11 @@ def is_tensor(value: object) -> bool:
     """Whether this is a torch tensor. Does not import torch: without it there are none."""
     torch = sys.modules.get("torch")
     return torch is not None and isinstance(value, torch.Tensor)
+
+
+def is_loaded() -> bool:
+    """Whether somebody has imported torch."""
+    return "torch" in sys.modules
 
 
 def check_plain(name: str, tensor: "Tensor") -> None:
@@ -92,6 +100,38 @@ def from_bytes(buffer: Array, spec: TensorSpec, device: object = None) -> "Tenso
         return torch.empty(shape, dtype=dtype, device=device)
     tensor = torch.from_numpy(buffer).view(dtype).reshape(shape)
     return tensor if device is None else tensor.to(device)
+
+
+def converted(tensor: "Tensor", spec: TensorSpec, dtype: object) -> "Tensor":
+    """A tensor in another dtype, which may be given in any form `DType.of` takes.
+
+    Raises:
+        UnsupportedDType: torch has no such type, or elements are packed.
+    """
+    import torch
+
+    wanted = DType.of(dtype)
+    found = getattr(torch, wanted.torch_name, None)
+    if wanted is spec.dtype:
+        return tensor
+    if found is None or wanted.is_packed or spec.dtype.is_packed:
+        raise UnsupportedDType(f"tensor {spec.name!r}: torch cannot cast {spec.dtype} to {wanted}")
+    return tensor.to(found)
+
+
+def state_dict(
+    refs: Mapping[str, TensorRef], device: object = None, dtype: object = None
+) -> "dict[str, Tensor]":
+    """Tensors by name; of one that has several names, the same tensor. Floats are converted."""
+    found: dict[Hashable, Tensor] = {}
+    named: dict[str, Tensor] = {}
+    for name, ref in refs.items():
+        identity = ref.identity()
+        if identity not in found:
+            is_float = ref.dtype.is_float and not ref.dtype.is_packed
+            found[identity] = ref.torch(device, dtype if is_float else None)
+        named[name] = found[identity]
+    return named
 
 
 def from_array(array: Array, *, device: object = None, dtype: object = None) -> "Tensor":
@@ -197,9 +237,14 @@ class TorchRef(TensorRef):
 
     materialize = load
 
-    def torch(self, device: object = None) -> "Tensor":
-        """The tensor itself, moved if another device is asked for."""
-        return self.tensor if device is None else self.tensor.to(device)
+    def torch(self, device: object = None, dtype: object = None) -> "Tensor":
+        """The tensor itself, moved or converted if that is asked for."""
+        tensor = self.tensor if device is None else self.tensor.to(device)
+        return tensor if dtype is None else converted(tensor, self.spec, dtype)
+
+    def __dlpack_device__(self) -> tuple[int, int]:
+        kind, number = self.tensor.__dlpack_device__()
+        return int(kind), int(number)
 
     def renamed(self, name: str) -> "TorchRef":
         return replace(self, spec=self.spec.renamed(name))
