@@ -42,6 +42,7 @@ def fetch(
     access: Access | None = None,
     abort: Abort | None = None,
     progress: Callable[[int, int], None] | None = None,
+    on_pulled: Callable[[int], object] | None = None,
     connections: int = 4,
     limit_rate: float | None = None,
     verify: bool = True,
@@ -67,6 +68,8 @@ def fetch(
         access: credentials.
         abort: `abort.set()` in any thread ends this with `Aborted`.
         progress: called with bytes here and bytes in all, from any thread.
+        on_pulled: called with the bytes of each block, or tensor, that came over the network, from
+            any thread: not for what `base`, or an earlier attempt, had brought.
         connections: requests under way at once.
         limit_rate: bytes a second at the most.
         verify: check every block against its digest, where the server has them.
@@ -114,6 +117,7 @@ def fetch(
         limits=limits or Limits(),
         cast=cast,
         force=force,
+        on_pulled=on_pulled,
     )
     patterns = (names,) if isinstance(names, str) else names
     with (

@@ -56,6 +56,8 @@ class FetchOptions:
     force: bool = False
     keeps: bool = False
     """A file that lies at the destination stays if it is the same: there may be refs to it."""
+    on_pulled: Callable[[int], object] | None = None
+    """Called with bytes that came over the network, from any thread."""
 
     def open(self, url: str) -> HttpSource:
         """The file behind a URL."""
@@ -68,7 +70,12 @@ class FetchOptions:
 
     def puller(self, source: HttpSource) -> Puller:
         """Connections to it."""
-        return Puller(source.remote, connections=self.connections, rate=self.rate)
+        return Puller(
+            source.remote,
+            connections=self.connections,
+            rate=self.rate,
+            on_pulled=self.on_pulled,
+        )
 
     def counting(
         self, total_bytes: int, tell: Callable[[int, int], None] | None
@@ -78,6 +85,8 @@ class FetchOptions:
 
         def count(count_bytes: int) -> None:
             progress.add(count_bytes)
+            if self.on_pulled is not None:
+                self.on_pulled(count_bytes)
             if self.rate is not None:
                 self.abort.wait(self.rate.pause_for(count_bytes))
             self.abort.check()

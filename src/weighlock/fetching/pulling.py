@@ -22,6 +22,7 @@ class Puller:
         remote: the file.
         connections: how many requests are under way at once.
         rate: a bound on the bytes a second.
+        on_pulled: called with the bytes of each block that came, from any thread.
     """
 
     def __init__(
@@ -30,10 +31,12 @@ class Puller:
         *,
         connections: int = 4,
         rate: Rate | None = None,
+        on_pulled: Callable[[int], object] | None = None,
     ) -> None:
         self._remote = remote
         self._connections = max(1, connections)
         self._rate = rate
+        self._on_pulled = on_pulled
 
     def pull(
         self,
@@ -63,7 +66,7 @@ class Puller:
         moving = Moving(remote.connections, plan, remote.size, progress, self._rate, remote.persist)
 
         def mover(moving: Moving) -> Move:
-            place = _Counted(moving, landing.place(), remote.size)
+            place = _Counted(moving, landing.place(), remote.size, self._on_pulled)
 
             def move(run: range) -> None:
                 if remote.verifies:
@@ -81,15 +84,25 @@ class Puller:
 class _Counted:
     """A landing's place whose blocks are counted."""
 
-    def __init__(self, moving: Moving, place: BlockPlace, size: int) -> None:
+    def __init__(
+        self,
+        moving: Moving,
+        place: BlockPlace,
+        size: int,
+        on_pulled: Callable[[int], object] | None,
+    ) -> None:
         self._moving = moving
         self._place = place
         self._size = size
+        self._on_pulled = on_pulled
 
     def views(self, block: int) -> Sequence[memoryview]:
         return self._place.views(block)
 
     def landed(self, block: int) -> None:
         self._place.landed(block)
+        count = block_span(block, self._size).length
+        if self._on_pulled is not None:
+            self._on_pulled(count)
         self._moving.moved(block)
-        self._moving.pace(block_span(block, self._size).length)
+        self._moving.pace(count)
