@@ -17,6 +17,7 @@ from cli_checks import (
     assert_wrong_usage,
     at_once,
     layers,
+    on_a_terminal,
     save,
     shards_with_meta,
     succeeded,
@@ -367,6 +368,22 @@ def test_force_pulls_only_what_differs(model, tmp_path, weighlock_command):
     assert count() < 0.9 * share.size
 
 
+def test_pull_tells_what_had_to_travel(share, model, tmp_path, weighlock_command):
+    target = tmp_path / "copy.safetensors"
+    target.write_bytes(model.read_bytes())
+    result = weighlock_command("pull", share.url, target, "--force")
+    assert succeeded(result) == f"{target}: 8 tensors, 2.8 MB, of which 0 B had to be pulled\n"
+    base = save(tmp_path / "base.safetensors", ARRAYS | {"large": ARRAYS["large"] * 2})
+    facts = json.loads(
+        succeeded(
+            weighlock_command("pull", share.url, tmp_path / "b", "--base", base, "--json"),
+        )
+    )
+    assert 0 < facts["pulled_bytes"] <= share.size
+    _, shown = on_a_terminal("pull", share.url, target, "--force")
+    assert re.search(r": 2\.8 MB, of which 0 B were pulled, in \d+\.\d\d s\r\n", shown)
+
+
 def test_base_saves_what_is_the_same(model, tmp_path, weighlock_command):
     with weighlock.Server() as server:
         share = server.share(ARRAYS)
@@ -504,7 +521,13 @@ def test_pull_json(share, plain, tmp_path, weighlock_command):
         succeeded(weighlock_command("pull", share.url, tmp_path / "a", "--json")),
     )
     nbytes = sum(array.nbytes for array in ARRAYS.values())
-    assert facts == {"target": str(tmp_path / "a"), "tensors": 8, "bytes": nbytes, "notes": []}
+    assert facts == {
+        "target": str(tmp_path / "a"),
+        "tensors": 8,
+        "bytes": nbytes,
+        "pulled_bytes": share.size,
+        "notes": [],
+    }
     url = plain.url("/models/a.safetensors")
     facts = json.loads(succeeded(weighlock_command("pull", url, tmp_path / "b", "--json")))
     assert [note.partition(":")[0] for note in facts["notes"]] == ["unverified"]
@@ -601,8 +624,9 @@ def test_interrupted_pull_is_taken_up(tmp_path, weighlock_command):
         assert len(list(tmp_path.glob(".a.safetensors.part-*"))) == 1
         with counting_proxy(server.port) as (port, count):
             url = share.url.replace(str(server.port), str(port))
-            succeeded(weighlock_command("pull", url, target))
+            told = succeeded(weighlock_command("pull", url, target))
         assert count() < share.size - 1_000_000
+        assert re.search(r"12 MB, of which \d+(\.\d+)? MB had to be pulled", told)
         assert beside(target) == ["a.safetensors"]
         with weighlock.open(target) as got:
             assert got["a"].load().tobytes() == arrays["a"].tobytes()

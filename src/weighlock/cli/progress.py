@@ -66,7 +66,8 @@ class Transfer:
         if self.moved_bytes is None or self.moved_bytes >= self.seen_bytes:
             return f"{size(self.seen_bytes)} in {seconds:.2f} s ({_rate(self.seen_bytes, seconds)})"
         part = f"{size(self.seen_bytes)}, of which {size(self.moved_bytes)} were {moved}"
-        return f"{part}, in {seconds:.2f} s ({_rate(self.moved_bytes, seconds)})"
+        rate = f" ({_rate(self.moved_bytes, seconds)})" if self.moved_bytes else ""
+        return f"{part}, in {seconds:.2f} s{rate}"
 
 
 @contextlib.contextmanager

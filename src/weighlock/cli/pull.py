@@ -85,7 +85,7 @@ def command(
     access, limits = access_to(credential, url), Limits(patience_s=patience_s)
     if patterns:
         _check_names(url, patterns, access, limits)
-    doing = f"{shown(url)} → {target}"
+    doing, pulled = f"{shown(url)} → {target}", list[int]()
     with transfer_bar(doing, moved="pulled", quiet=quiet) as transfer:
         catalog = weighlock.fetch(
             url,
@@ -94,6 +94,7 @@ def command(
             base=base,
             access=access,
             progress=transfer.tell,
+            on_pulled=pulled.append,
             connections=connections,
             limit_rate=limit_rate,
             limits=limits,
@@ -101,15 +102,21 @@ def command(
             durable=not no_sync,
             force=force,
         )
+        transfer.moved_bytes = sum(pulled)
+        if not transfer.seen_bytes:  # a sharded model that was there already
+            transfer.seen_bytes = catalog.nbytes
     with catalog:
         print_notes(catalog.notes, catalog.unreadable)
         facts = {"target": target, "tensors": len(catalog), "bytes": catalog.nbytes}
         if as_json:
+            facts["pulled_bytes"] = transfer.moved_bytes
             print_json({**facts, "notes": list(catalog.notes)})
-        else:
-            click.echo(
-                f"{escaped(target)}: {counted(len(catalog), 'tensor')}, {size(catalog.nbytes)}"
-            )
+            return
+        of_which = ""
+        if transfer.moved_bytes < transfer.seen_bytes:
+            of_which = f", of which {size(transfer.moved_bytes)} had to be pulled"
+        told = f"{counted(len(catalog), 'tensor')}, {size(catalog.nbytes)}{of_which}"
+        click.echo(f"{escaped(target)}: {told}")
 
 
 def _check_names(url: str, patterns: Sequence[str], access: Access, limits: Limits) -> None:
