@@ -40,7 +40,7 @@ class _Listing:
 
 
 @click.command("ls")
-@click.argument("words", nargs=-1, required=True, metavar="PATH... [PATTERN]...")
+@click.argument("words", nargs=-1, required=True, type=click.Path(), metavar="PATH... [PATTERN]...")
 @click.option("--names", "patterns", multiple=True, metavar="GLOB", help="List only these tensors.")
 @click.option("--fold", is_flag=True, help="Show layers that differ only in their number as one.")
 @credential_options

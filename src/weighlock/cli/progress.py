@@ -20,9 +20,7 @@ __all__ = ["Transfer", "progress_bar", "quiet_option", "transfer_bar"]
 _SHORT_S = 1.0
 """Work of less time is not told of where nobody watches: a script runs it a thousand times."""
 
-quiet_option = click.option(
-    "-q", "--quiet", is_flag=True, help="Show no progress and no timing; only results and errors."
-)
+quiet_option = click.option("-q", "--quiet", is_flag=True, help="Show no progress and no timing.")
 
 
 @contextlib.contextmanager

@@ -64,10 +64,12 @@ def command(
     Without DEST, the file gets the name the URL ends with, or model.safetensors if it ends with
     none; in a directory DEST likewise. By the URL of its index, a sharded model is pulled file by
     file into the directory DEST, its index last; files of these names that lie there are replaced
-    with --force only. A pull that was cut off is taken up when it is run again:
-    what had arrived is checked, and only the rest is pulled. From a server that has neither
-    digests nor ranges and a strong ETag, and of a part (--names), it begins anew, and so does
-    what the .metadata of a distributed checkpoint names, which becomes one safetensors file.
+    with --force only. The .metadata of a distributed checkpoint becomes one safetensors file.
+
+    A pull that was cut off is taken up when it is run again: what had arrived is checked, and only
+    the rest is pulled. Three begin anew: that of a part (--names), that of a distributed
+    checkpoint, and that from a server without digests, unless it has ranges as well as a strong
+    ETag.
     """
     name = _name(url)
     is_sharded = is_index_name(name) and not patterns

@@ -75,7 +75,8 @@ _LOOK_S = 0.5
     "--secret",
     "secret_path",
     type=click.Path(),
-    help="File of the key that makes URLs stable; made if there is none.",
+    help="File of the key that makes URLs stable; made if there is none. Without this option it is "
+    "weighlock/secret in $XDG_STATE_HOME, or in ~/.local/state.",
 )
 @click.option("--page/--no-page", default=True, help="Show a page to watch it by, and metrics.")
 @click.option(
