@@ -1,18 +1,48 @@
 """Every bound in one frozen value, and the running count against one. Knows numbers and reasons."""
 
 import contextlib
+import numbers
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from weighlock.errors import LimitExceeded, TransferTimeout
+from weighlock.errors import LimitExceeded, LocalProtocolError, TransferTimeout
 
-__all__ = ["Budget", "Limits"]
+__all__ = ["Budget", "Limits", "check_number"]
+
+
+def check_number(
+    what: str, value: object, least: float | None = 0, *, is_whole: bool = False
+) -> None:
+    """Raise unless an argument is a number that can be meant.
+
+    Args:
+        what: what it is called.
+        value: what was given.
+        least: the smallest there is; None if there is none.
+        is_whole: a part of one makes no sense.
+
+    Raises:
+        TypeError: it is no number. Texts with units are for the command line.
+        LocalProtocolError: it is too small, or NaN.
+    """
+    # Numpy's are among them; a bool is one to Python, and nobody means it.
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or (is_whole and not isinstance(value, numbers.Integral)):
+        wanted = "a whole number" if is_whole else "a number"
+        raise TypeError(f"{what} is {wanted}, not {repr(value)[:80]}")
+    if least is not None and not value >= least:  # type: ignore[operator]  # nor is NaN
+        raise LocalProtocolError(f"{what}={value!r}: at least {least:g} can be meant")
 
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """What input may ask for. Checked before anything is allocated."""
+    """What input may ask for. Checked before anything is allocated.
+
+    Raises:
+        TypeError: a limit is no number.
+        LocalProtocolError: a limit is negative.
+    """
 
     header_bytes: int = 100_000_000
     """Longest header of a file or index of a sharded model: the bound of the format itself."""
@@ -118,6 +148,12 @@ class Limits:
 
     memory_bytes: int = 2**62
     """Most bytes a fetch to memory may ask for; never more than the machine has."""
+
+    def __post_init__(self) -> None:
+        for name in self.__slots__:
+            value = getattr(self, name)
+            if not ((type(value) is int or type(value) is float) and value >= 0):
+                check_number(name, value)
 
     def check(self, limit: str, asked: int, what: str) -> None:
         """Raise `LimitExceeded` if `asked` is above the limit of that name."""

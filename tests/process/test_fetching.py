@@ -126,7 +126,10 @@ def test_arrays_of_other_types_receive_what_is_converted(url, tmp_path):
         for place, names in ((url, None), (url, "*"), (index, None)):
             arrays = out()
             tell = lambda here, total: told.append((here, total))  # noqa: E731
-            found = weighlock.fetch(place, out=arrays, names=names, cast=True, progress=tell)
+            pulled = []
+            how = {"cast": True, "progress": tell, "on_pulled": pulled.append}
+            found = weighlock.fetch(place, out=arrays, names=names, **how)
+            assert sum(pulled) >= sum(np.asarray(array).nbytes for array in MODEL.values())
             for name, array in expected.items():
                 assert np.array_equal(np.asarray(arrays[name], np.float64), array), name
             assert found["half"].dtype == "F32"

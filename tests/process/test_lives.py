@@ -19,9 +19,10 @@ import pytest
 import weighlock
 from process.chaos_peers import IMPATIENT, MB, InThread, model, parts, same
 from waiting import DEADLINE_S, until
-from weighlock import State
+from weighlock import Server, State
 from weighlock.errors import (
     Aborted,
+    LayoutError,
     LocalProtocolError,
     Refused,
     ShareGone,
@@ -510,3 +511,83 @@ def test_e3_tickets_and_keys_are_in_no_log_repr_or_error(server, caplog, tmp_pat
     texts.append(caplog.text)
     for secret in secrets:
         assert not [text for text in texts if secret in text]
+
+
+def test_more_than_there_are_are_not_waited_for(server):
+    share = server.share(model(0.1), receivers=("a", "b"))
+    with pytest.raises(LocalProtocolError, match=r"at_least=5: it is for 2 in all \(a, b\)"):
+        share.wait(DEADLINE_S, at_least=5)
+    for at_least, timeout_s in (("1", 1), (1.5, 1), (1, "1")):
+        with pytest.raises(TypeError, match=r"at_least is a whole|timeout_s is a number"):
+            share.wait(timeout_s, at_least=at_least)
+    assert server.share(model(0.1)).wait(0.01, at_least=5).landed == ()
+
+
+@pytest.mark.parametrize(
+    ("wrong", "kind"),
+    [
+        ({"expires_s": -1}, LocalProtocolError),
+        ({"expires_s": "60"}, TypeError),
+        ({"idle_s": float("nan")}, LocalProtocolError),
+        ({"on_done": 3}, TypeError),
+    ],
+)
+def test_a_life_that_cannot_be_meant_is_refused_where_it_is_given(server, tmp_path, wrong, kind):
+    for make in (
+        lambda: server.share(model(0.1), **wrong),
+        lambda: server.inbox(into=tmp_path, **wrong),
+    ):
+        with pytest.raises(kind, match=next(iter(wrong))):
+            make()
+    assert repr(server).endswith(" with 0 shares and inboxes>")
+
+
+def test_a_server_that_is_closed_says_so():
+    with Server() as server:
+        assert "closed" not in repr(server)
+    assert repr(server) == f"<Server {server.url}, closed>"
+
+
+def test_addresses_that_cannot_be_any_are_told_apart():
+    with pytest.raises(TypeError, match="port is a whole number, not '8'"):
+        Server(port="8")
+    with pytest.raises(TypeError, match="host is a text"):
+        Server(8400)
+    with pytest.raises(Refused, match=r"no machine called nohost\.invalid is known here; for one"):
+        Server("nohost.invalid")
+    with pytest.raises(Refused, match="can be reached by others"):
+        Server("0.0.0.0")
+
+
+def test_a_way_that_cannot_be_meant_is_refused_where_it_is_given(server, tmp_path):
+    share, inbox = server.share(model(0.1)), server.inbox(into=tmp_path)
+    tensors = model(0.1)
+    for connections, kind in ((0, LocalProtocolError), (-1, LocalProtocolError), ("4", TypeError)):
+        for move in (
+            lambda: weighlock.fetch(share.url, connections=connections),  # noqa: B023
+            lambda: next(weighlock.stream(share.url, connections=connections)),  # noqa: B023
+            lambda: weighlock.push(inbox.url, tensors, connections=connections),  # noqa: B023
+        ):
+            with pytest.raises(kind, match="connections"):
+                move()
+    with pytest.raises(TypeError, match="limit_rate is a number, not '1MB'"):
+        weighlock.fetch(share.url, limit_rate="1MB")
+    with pytest.raises(TypeError, match="limit_rate is a number, not '1MB'"):
+        weighlock.push(inbox.url, tensors, limit_rate="1MB")
+    with pytest.raises(TypeError, match="quota_bytes is a number, not '1GB'"):
+        server.inbox(into=tmp_path, quota_bytes="1GB")
+    with pytest.raises(LayoutError, match="there are no patterns, names= is empty"):
+        weighlock.fetch(share.url, names=[])
+
+
+def test_urls_of_the_other_direction_are_told_apart(server, tmp_path):
+    share, inbox = server.share(model(0.1)), server.inbox(("a",), into=tmp_path)
+    for url in (share.url, server.share(model(0.1), receivers=["a"]).url_for("a")):
+        with pytest.raises(ShareGone, match="is the URL of a share, which is pulled; push takes"):
+            weighlock.push(url, model(0.1))
+    for url in (inbox.url, inbox.url_for("a")):
+        for pull in (weighlock.fetch, weighlock.open):
+            with pytest.raises(ShareGone, match="is the URL of an inbox, to be pushed to"):
+                pull(url)
+    with pytest.raises(ShareGone, match=r"there is nothing \(404\)$"):
+        weighlock.push(inbox.url[:-32] + "0" * 32, model(0.1))

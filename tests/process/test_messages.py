@@ -420,3 +420,12 @@ def test_resolve_to_a_spool(server, tmp_path):
         assert np.array_equal(part[0].load(), WEIGHTS["layer.2"])
         del found, part
         assert spool.used_bytes == 0
+
+
+def test_who_may_be_dialled_can_be_told_when_it_is_done(server):
+    packed = server.pack({"w": np.zeros(100_000)}, receivers=["a"])
+    message = weighlock.unpack(packed.body)
+    with pytest.raises(Refused, match="is not allowed"):
+        weighlock.done(message)
+    weighlock.done(message, access=weighlock.Access(allow="127.0.0.1"))
+    assert packed.share.wait(30).landed == ("a",)

@@ -8,7 +8,7 @@ import pytest
 from unit_samples import encode
 
 import weighlock
-from weighlock.errors import HeaderError, LimitExceeded
+from weighlock.errors import HeaderError, LimitExceeded, LocalProtocolError
 from weighlock.limits import Limits
 
 SMALL = encode({"weight": ("F32", (1, 1), b"\0" * 4), "bias": ("F32", (1,), b"\0" * 4)})
@@ -89,3 +89,23 @@ def test_a_header_beyond_the_limit_is_not_written_either(tmp_path):
     with pytest.raises(weighlock.WeighlockError, match="header"):
         weighlock.save(path, {"a" * 200: np.zeros(1)}, limits=Limits(header_bytes=64))
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("value", ["3", None, True, [1]])
+def test_a_limit_is_a_number(value):
+    with pytest.raises(TypeError, match="patience_s is a number, not "):
+        Limits(patience_s=value)
+
+
+@pytest.mark.parametrize("value", [-3, -0.5, float("nan"), float("-inf")])
+def test_a_limit_is_not_negative(value):
+    with pytest.raises(LocalProtocolError, match=r"patience_s=.*: at least 0 can be meant"):
+        Limits(patience_s=value)
+    with pytest.raises(LocalProtocolError, match="tensors="):
+        dataclasses.replace(Limits(), tensors=value)
+
+
+def test_limits_are_taken_as_numpy_and_floats_write_them():
+    limits = Limits(patience_s=np.float32(1.5), tensors=np.int64(7), memory_bytes=1e9, idle_s=0)
+    assert (limits.patience_s, limits.tensors, limits.idle_s) == (1.5, 7, 0)
+    assert Limits(head_s=float("inf")).head_s == float("inf")

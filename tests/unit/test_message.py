@@ -459,3 +459,11 @@ weighlock.unpack(weighlock.pack({"a": 1}).seal())
 print("torch" in sys.modules)
 """
     assert run_python(script).stdout == "False\n"
+
+
+@pytest.mark.parametrize("url", ["junk", "/s/1/model.safetensors", "ftp://host/a", "http://"])
+def test_a_message_is_not_sealed_with_what_is_no_url(url):
+    draft = weighlock.pack({"w": np.zeros(100_000)})
+    with pytest.raises(LocalProtocolError, match="is not the URL of a share"):
+        draft.seal(url)
+    assert weighlock.pack({"w": 1}).seal(url)  # nothing is offered: it is not looked at

@@ -4,7 +4,6 @@ Knows what may be asked for; how one file is fetched is `one`'s, a model of many
 where its tensors lie in chunks, `gathering`'s.
 """
 
-import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing, nullcontext
 from dataclasses import replace
@@ -16,13 +15,13 @@ from weighlock.errors import LocalProtocolError
 from weighlock.fetching.bases import Base, opened_base
 from weighlock.fetching.file_fetch import FetchOptions, FileFetch
 from weighlock.fetching.gathering import fetch_spread
+from weighlock.fetching.moving import rate_of
 from weighlock.fetching.reporting import UNCONFIRMED, Reporting
 from weighlock.fetching.shards import fetch_sharded
 from weighlock.formats.remote import is_index, is_metadata, noted
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.tensors.catalog import Catalog
-from weighlock.transfer.rate import Rate
 
 if TYPE_CHECKING:
     import os
@@ -94,7 +93,7 @@ def fetch(
         DiskError: `into` cannot be written, or holds what would have to be replaced. `NoSpace` is
             raised before the first byte.
         LocalProtocolError: both `out` and `into` are given, or `cast` without `out`; nobody can be
-            called `receiver`, or nothing moves at `limit_rate`.
+            called `receiver`, or nothing moves at `limit_rate` or over so few `connections`.
         With `into`, the destination is untouched; what came stays beside it as a `.part` file for
         the next attempt, unless the error was an abort or bad content. Of a sharded model, files
         that have landed stay, without an index, unless it was an abort. With `out`, arrays hold
@@ -111,7 +110,7 @@ def fetch(
         access=access,
         abort=abort or Abort(),
         connections=connections,
-        rate=None if limit_rate is None else Rate(limit_rate, time.monotonic),
+        rate=rate_of(limit_rate),
         verify=verify,
         durable=durable,
         limits=limits or Limits(),

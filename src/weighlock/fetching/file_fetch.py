@@ -26,7 +26,7 @@ from weighlock.fetching.pulling import Puller
 from weighlock.formats.detect import check_beginning, open_catalog, open_source
 from weighlock.formats.safetensors import arrange, build_header
 from weighlock.formats.spooled import open_landed
-from weighlock.limits import Limits
+from weighlock.limits import Limits, check_number
 from weighlock.sources.access import Access
 from weighlock.sources.grid import block_span
 from weighlock.sources.http import HttpSource
@@ -59,6 +59,9 @@ class FetchOptions:
     on_pulled: Callable[[int], object] | None = None
     """Called with bytes that came over the network, from any thread."""
 
+    def __post_init__(self) -> None:
+        check_number("connections", self.connections, 1, is_whole=True)
+
     def open(self, url: str) -> HttpSource:
         """The file behind a URL."""
         self.abort.check()
@@ -81,7 +84,10 @@ class FetchOptions:
         self, total_bytes: int, tell: Callable[[int, int], None] | None
     ) -> Callable[[int], None]:
         """What to call after bytes that no puller brought: tells, keeps to the rate, and stops."""
-        progress = Progress(total_bytes, tell)
+        return self.counted(Progress(total_bytes, tell))
+
+    def counted(self, progress: Progress) -> Callable[[int], None]:
+        """Likewise, for what is a part of some progress."""
 
         def count(count_bytes: int) -> None:
             progress.add(count_bytes)
@@ -149,16 +155,13 @@ class FileFetch:
 
     def _fill_later(self, later: Sequence[Later], progress: Progress) -> None:
         """Read what cannot be received into its place: as many at once as connections."""
-        how = self._how
+        count = self._how.counted(progress)
 
         def fill(each: Later) -> None:
-            how.abort.check()
             each.fill()
-            progress.add(each.nbytes)
-            if how.rate is not None:
-                how.abort.wait(how.rate.pause_for(each.nbytes))
+            count(each.nbytes)
 
-        in_turns(later, lambda: fill, max(1, min(how.connections, len(later))))
+        in_turns(later, lambda: fill, min(self._how.connections, len(later)))
 
     def _pull(
         self,

@@ -12,14 +12,28 @@ from typing import TypeAlias
 
 from weighlock.errors import Aborted, RemoteProtocolError, WeighlockError
 from weighlock.fetching.plan import Plan
+from weighlock.limits import check_number
 from weighlock.sources.connections import Connections
 from weighlock.sources.grid import block_span
 from weighlock.transfer.rate import Rate
 
-__all__ = ["Move", "Moving", "Progress"]
+__all__ = ["Move", "Moving", "Progress", "rate_of"]
 
 Move: TypeAlias = Callable[[range], None]
 """Moves neighbouring blocks, and says of each when it has."""
+
+
+def rate_of(limit_rate: float | None) -> Rate | None:
+    """A bound on the bytes a second, if there is one.
+
+    Raises:
+        TypeError: it is no number.
+        LocalProtocolError: nothing would ever move at that rate.
+    """
+    if limit_rate is None:
+        return None
+    check_number("limit_rate", limit_rate, None)
+    return Rate(limit_rate, time.monotonic)
 
 
 class Progress:

@@ -27,9 +27,9 @@ from weighlock.errors import (
     TransferError,
     TransferTimeout,
 )
-from weighlock.fetching.moving import Move, Moving, Progress
+from weighlock.fetching.moving import Move, Moving, Progress, rate_of
 from weighlock.fetching.plan import Plan
-from weighlock.limits import Limits
+from weighlock.limits import Limits, check_number
 from weighlock.sources.access import Access
 from weighlock.sources.grid import (
     BLOCK_BYTES,
@@ -38,7 +38,7 @@ from weighlock.sources.grid import (
     block_count,
     block_span,
 )
-from weighlock.sources.http_replies import LandedBefore
+from weighlock.sources.http_replies import SHARE_FILE, LandedBefore
 from weighlock.sources.upload import NotAnnounced, Upload
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
@@ -127,10 +127,12 @@ def push(
         LimitExceeded: a tensor of a file is made larger by repeating its elements than `limits`
             allow.
         DiskError: what must be gathered first cannot be laid down.
-        LocalProtocolError: nobody can be called `sender`, or nothing moves at `limit_rate`.
+        LocalProtocolError: nobody can be called `sender`, or nothing moves at `limit_rate` or over
+            so few `connections`.
     """
     limits = limits or Limits()
-    rate = None if limit_rate is None else Rate(limit_rate, time.monotonic)
+    rate = rate_of(limit_rate)
+    check_number("connections", connections, 1, is_whole=True)
     file = lay_out(tensors, metadata, tied=tied, limits=limits)
     contents = Contents(file, directory=directory, limits=limits, abort=abort)
     with (
@@ -138,7 +140,7 @@ def push(
         closing(Upload(url, sender, access=access, limits=limits, abort=abort)) as upload,
     ):
         try:
-            return _Push(upload, contents, max(1, connections), rate).run(progress)
+            return _Push(upload, contents, connections, rate).run(progress)
         except BaseException as error:
             _say_why(upload, error, limits)
             raise
@@ -209,6 +211,14 @@ class _Push:
                 return self._run(has_some, tell)
         except LandedBefore as over:
             return self._landed_before(over, tell)
+        except ShareGone as error:
+            if error.reason != "unknown":
+                raise
+            label = self._upload.label
+            told = "there is nothing (404)"
+            if label.endswith(SHARE_FILE):
+                told = "is the URL of a share, which is pulled; push takes that of an inbox"
+            raise ShareGone(f"{label}: {told}", reason="unknown") from error
 
     def _landed_before(self, over: LandedBefore, tell: Callable[[int, int], None] | None) -> Pushed:
         """The inbox is over. If what had landed there is this, all is well: a reply was lost."""

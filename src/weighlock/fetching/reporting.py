@@ -23,7 +23,7 @@ from weighlock.errors import (
 )
 from weighlock.lifetimes import Lifetime
 from weighlock.messages.codecs import DEFAULT, Registry
-from weighlock.sources.access import Address
+from weighlock.sources.access import Access, Address
 from weighlock.sources.http import HttpSource
 from weighlock.sources.receipt import Receipt
 from weighlock.sources.ticket import TicketSource
@@ -158,16 +158,18 @@ def _may_come_back(error: Exception) -> bool:
     return isinstance(error, (PeerLost, TransferTimeout))
 
 
-def done(obj: object, *, registry: Registry | None = None) -> None:
+def done(obj: object, *, access: Access | None = None, registry: Registry | None = None) -> None:
     """Tell the owners of refs that were used lazily that this receiver has what it needs.
 
     Refs of nobody in particular say nothing.
 
     Args:
         obj: dicts, lists, tuples, sets, catalogs and registered types are looked into.
+        access: the hosts that may be dialled, instead of what `unpack` was told.
         registry: the types to look into; the default one if not given.
 
     Raises:
+        Refused: a ref came in a message, and its host is not allowed.
         TransferError, RemoteProtocolError: an owner that waits for this receiver could not be told.
         SourceChanged: it is over, as its owner changed what it offered.
     """
@@ -175,7 +177,7 @@ def done(obj: object, *, registry: Registry | None = None) -> None:
         if source.ticket is None or Address.of(source.ticket).holder is None:
             continue
         is_lazy = isinstance(source, TicketSource)
-        remote = (source.connect() if is_lazy else source).remote  # type: ignore[union-attr]
+        remote = (source.connect(access) if is_lazy else source).remote  # type: ignore[union-attr]
         with closing(Receipt(remote)) as receipt:
             remote.persist(lambda: receipt.say("landed"))
         if is_lazy:

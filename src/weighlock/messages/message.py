@@ -9,7 +9,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from weighlock.errors import LocalProtocolError, MessageInvalid
+from weighlock.errors import LocalProtocolError, MessageInvalid, SourceError
 from weighlock.formats.virtual import place_all
 from weighlock.joining import join_buffers
 from weighlock.limits import Limits
@@ -18,7 +18,7 @@ from weighlock.messages.decoding import Build
 from weighlock.messages.encoding import Walk
 from weighlock.messages.table import Tensors
 from weighlock.messages.wire import Envelope, join, read, read_root, write_root
-from weighlock.sources.access import Access
+from weighlock.sources.access import Access, Address, shown
 from weighlock.sources.ticket import Tickets
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.stored import Readable
@@ -54,7 +54,7 @@ class Draft:
         """The message as buffers for `sendmsg`; tensors in it are views of their arrays.
 
         Raises:
-            LocalProtocolError: there are tensors to offer, and no URL.
+            LocalProtocolError: there are tensors to offer, and no URL, or what is none.
             LimitExceeded: the tree is larger than receivers take.
         """
         envelope = self._envelope
@@ -64,6 +64,12 @@ class Draft:
                     f"{len(self.tensors)} tensors must be offered: seal(url) takes the URL of a "
                     "share of draft.tensors; server.pack does both"
                 )
+            try:
+                Address.of(url)
+            except SourceError as error:
+                raise LocalProtocolError(
+                    f"seal: {shown(url)!r} is not the URL of a share of draft.tensors: {error}"
+                ) from error
             urls = [*envelope.urls]
             urls[self._hole] = url
             envelope = envelope._replace(urls=urls)

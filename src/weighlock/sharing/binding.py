@@ -20,10 +20,16 @@ def check_address(host: str, public_url: str | None, *, is_open: bool) -> None:
         Refused: others can reach it, and neither TLS nor `insecure` makes that right.
         LocalProtocolError: nobody can dial it by that name, and there is no other.
     """
+    if not isinstance(host, str):
+        raise TypeError(f"host is a text, not {host!r}")
     if not is_open and not _is_loopback(host):
         raise Refused(
-            f"{host} can be reached by others: give a certificate (tls_cert=, --tls-cert), or "
-            "spell out insecure=True (--insecure)"
+            (
+                f"{host} can be reached by others: "
+                if _is_known(host)
+                else f"no machine called {host} is known here; for one that others can reach, "
+            )
+            + "give a certificate (tls_cert=, --tls-cert), or spell out insecure=True (--insecure)"
         )
     if public_url is not None:
         check_public_url(public_url)
@@ -32,6 +38,14 @@ def check_address(host: str, public_url: str | None, *, is_open: bool) -> None:
             f"{host} stands for every address: name the one others use with "
             "public_url= (--public-url)"
         )
+
+
+def _is_known(host: str) -> bool:
+    """Whether that leads to an address: an empty name stands for every one."""
+    try:
+        return not host or bool(socket.getaddrinfo(host, None))
+    except (OSError, UnicodeError):
+        return False
 
 
 def check_public_url(url: str) -> None:

@@ -15,7 +15,7 @@ from collections import Counter
 from collections.abc import Callable
 
 from weighlock.errors import DiskError, LocalProtocolError
-from weighlock.limits import Limits
+from weighlock.limits import Limits, check_number
 
 __all__ = ["Listener", "Peer"]
 
@@ -78,6 +78,7 @@ class Listener:
         self.refused = 0
         """Connections turned away because there were too many."""
         self._pid = os.getpid()
+        check_number("port", port, None, is_whole=True)
         if not 0 <= port <= 65535:
             raise LocalProtocolError(f"port {port}: ports are numbers from 0 to 65535")
         family = socket.AF_INET6 if ":" in host else socket.AF_INET

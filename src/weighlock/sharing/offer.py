@@ -13,6 +13,7 @@ from typing import NamedTuple
 
 from weighlock.errors import LocalProtocolError
 from weighlock.lifetimes import Lifetime
+from weighlock.limits import check_number
 from weighlock.sharing.share import FINAL, Event, Life, Outcome, Reason, Receiver, State
 from weighlock.sharing.tickets import is_genuine, ticket
 
@@ -127,8 +128,18 @@ class Offer(Lifetime):
             How it stands then; `reason` is None if it is not over.
 
         Raises:
-            LocalProtocolError: this is a forked child, in which nobody will ever say anything.
+            LocalProtocolError: this is a forked child, in which nobody will ever say anything; or
+                there are not so many names that can land.
         """
+        if timeout_s is not None:
+            check_number("timeout_s", timeout_s, None)
+        if at_least is not None:
+            check_number("at_least", at_least, is_whole=True)
+            if self.names and at_least > len(self.names):
+                raise LocalProtocolError(
+                    f"at_least={at_least}: it is for {len(self.names)} in all "
+                    f"({', '.join(self.names[:3])}{', …' if len(self.names) > 3 else ''})"
+                )
         if os.getpid() != self._pid:
             raise LocalProtocolError(
                 "what a forked process has on offer is told to that process only; wait there"

@@ -12,7 +12,7 @@ from typing import Literal, Unpack
 from weighlock.disk.spool import Spool
 from weighlock.errors import LocalProtocolError, TransferTimeout
 from weighlock.lifetimes import Lifetime
-from weighlock.limits import Budget, Limits
+from weighlock.limits import Budget, Limits, check_number
 from weighlock.sharing.answering import Answering
 from weighlock.sharing.binding import check_address, server_tls, shake_hands, under_tls
 from weighlock.sharing.board import Board
@@ -124,7 +124,9 @@ class Server(Lifetime):
         self._started.set()
 
     def __repr__(self) -> str:
-        return f"<Server {self.url} with {len(self._offers)} shares>"
+        if self._answering.is_stopping:
+            return f"<Server {self.url}, closed>"
+        return f"<Server {self.url} with {len(self._offers)} shares and inboxes>"
 
     def _leave(self, error: BaseException | None) -> None:
         self.close()
@@ -185,6 +187,7 @@ class Server(Lifetime):
             SourceError, DiskError: a tensor that must be gathered cannot be read, or laid down.
         """
         self._check_process()
+        _check_life(expires_s, idle_s, on_done)
         is_named = bool(share_id)
         share_id = share_id or secrets.token_hex(16)
         if find(f"/s/{share_id}/digests/0") is None:
@@ -264,6 +267,9 @@ class Server(Lifetime):
             DiskError: the directory is not there and cannot be made.
         """
         self._check_process()
+        _check_life(expires_s, idle_s, on_done)
+        if quota_bytes is not None:
+            check_number("quota_bytes", quota_bytes)
         inbox_id = inbox_id or secrets.token_hex(16)
         if find_inbox(f"/i/{inbox_id}/senders/x") is None:
             raise LocalProtocolError("inbox_id must be 32 lower-case hex digits")
@@ -353,6 +359,15 @@ class Server(Lifetime):
     def _families(self) -> Iterable[Family]:
         pinned, used = self._offers.pinned_bytes, self._budget.used
         return families(self._board, self._meters, self._listener, pinned, used)
+
+
+def _check_life(expires_s: object, idle_s: object, on_done: object) -> None:
+    """Raise unless these can be what they are called, before anything is hashed."""
+    for name, value in (("expires_s", expires_s), ("idle_s", idle_s)):
+        if value is not None:
+            check_number(name, value)
+    if on_done is not None and not callable(on_done):
+        raise TypeError(f"on_done is a function that takes the outcome, not {on_done!r}")
 
 
 def _checked(key: bytes) -> bytes:

@@ -27,6 +27,7 @@ from weighlock.tensors.spec import Span
 
 __all__ = [
     "LEAST_PART_BYTES",
+    "SHARE_FILE",
     "LandedBefore",
     "Resource",
     "check_plain",
@@ -38,6 +39,9 @@ __all__ = [
 
 LEAST_PART_BYTES = 64 * 1024
 """A server may answer with the beginning of what was asked for, but not with crumbs."""
+
+SHARE_FILE, _INBOX = "/s/…/model.safetensors", "/i/…"
+"""How the URLs of shares and of inboxes end where they are shown."""
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19})", re.IGNORECASE)
 
@@ -99,7 +103,9 @@ def raise_for_status(
     if status in (401, 403, 407):
         raise Refused(f"{label}: access was refused ({said})")
     if status == 404:
-        raise ShareGone(f"{label}: there is nothing (404)", reason="unknown")
+        is_inbox = label.endswith(_INBOX)
+        what = "is the URL of an inbox, to be pushed to" if is_inbox else "there is nothing"
+        raise ShareGone(f"{label}: {what} (404)", reason="unknown")
     if status == 410 and reason == "changed":
         raise SourceChanged(f"{label}: what it offers was changed by its owner")
     if status == 410 and told.landed:
