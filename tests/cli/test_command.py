@@ -226,8 +226,7 @@ def test_a_demo_that_is_ended_says_one_line_at_most_and_cleans_up(ended, tmp_pat
         start_new_session=True,
     )
     with demo:
-        while "bytes each" not in demo.stdout.readline():
-            pass
+        assert any("bytes each" in line for line in demo.stdout), demo.stderr.read()
         with open(f"/proc/{demo.pid}/task/{demo.pid}/children") as children:
             sites = [int(pid) for pid in children.read().split()]
         assert len(sites) == 3
