@@ -578,3 +578,13 @@ def test_a_tied_tensor_is_streamed_once():
         found = dict(weighlock.stream(share.url))
     assert np.shares_memory(found["emb"], found["head"])
     assert (found["head"] == tied).all()
+
+
+def test_the_scheme_of_a_request_has_no_case():
+    with weighlock.Server() as server:
+        url = server.share({"a": np.ones(3)}).url
+        for scheme in ("http", "HTTP", "Https"):
+            connection = http.client.HTTPConnection("127.0.0.1", server.port)
+            with contextlib.closing(connection):
+                connection.request("HEAD", f"{scheme}{url.removeprefix('http')}")
+                assert connection.getresponse().status == 200

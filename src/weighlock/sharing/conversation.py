@@ -35,6 +35,10 @@ _DRAINED_BYTES = 100_000_000
 """Longest body that is read although nobody wants it, so that its sender sees the reply: that of
 the longest header there is."""
 
+_HUNG_UP_S = 3.0
+"""How long a peer that has hung up may take nothing: long enough for one that only ended its own
+side after its request, and writes what it reads to a slow disk."""
+
 
 class Answers(Protocol):
     """Who knows what to answer."""
@@ -71,7 +75,7 @@ class Conversation:
         self._traffic = traffic
         self._kind = "other"
         self._limits = limits
-        self._sender = Sender(peer.sock, limits.idle_s, budget)
+        self._sender = Sender(peer.sock, limits.idle_s, budget, hung_up_s=_HUNG_UP_S)
         self._h11 = self._grammar()
 
     def run(self) -> None:
@@ -281,7 +285,7 @@ def _read_head(request: h11.Request) -> tuple[str, dict[str, str]]:
         target = request.target.decode("ascii")
     except UnicodeDecodeError:
         return "/", headers
-    if target.startswith(("http://", "https://")):  # the form that proxies are asked in
+    if target.lower().startswith(("http://", "https://")):  # the form that proxies are asked in
         target = f"/{target.partition('://')[2].partition('/')[2]}"
     return target, headers
 

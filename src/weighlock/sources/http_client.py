@@ -5,12 +5,15 @@ counted here.
 """
 
 import contextlib
+import errno
 import http.client
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Callable, Mapping
 from functools import partial
+from typing import Any
 
 from weighlock.errors import PeerLost, Refused, RemoteProtocolError
 from weighlock.limits import Limits
@@ -24,6 +27,9 @@ from weighlock.sources.words import printable
 __all__ = ["Connection"]
 
 _BODY_BYTES = 64 * 1024
+
+_RESET = struct.pack("ii", 1, 0)
+"""As SO_LINGER: whoever closes waits for nothing, and the other side is told at once."""
 
 
 class Connection:
@@ -52,9 +58,12 @@ class Connection:
         self._proxy = proxy_for(address)
         self._sock: socket.socket | None = None
         self._reply: http.client.HTTPResponse | None = None
+        self._is_asking = False
+        """The request under way holds nothing but a question."""
         self._tls = self._credential.tls() if address.scheme == "https" else None
         if self._tls is not None:
             self._tls.post_handshake_auth = True  # as http.client does
+            self._tls.sslsocket_class = _UnderTls
         # Plain, also for TLS: http.client would shake hands on a socket that nobody could shut.
         self._http = http.client.HTTPConnection(
             address.host, address.port, timeout=limits.connect_s
@@ -146,6 +155,7 @@ class Connection:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is none.
         """
         sent = self._begin(address, headers)
+        self._reply, self._is_asking = None, body is None
         with Translated(self._label, "first_byte"):
             try:
                 self._http.request(method, self._target(address), body, sent)
@@ -175,6 +185,7 @@ class Connection:
             PeerLost, TransferTimeout, Refused, RemoteProtocolError: there is no reply.
         """
         sent = self._begin(address, headers)
+        self._reply, self._is_asking = None, False
         with Translated(self._label, "first_byte"):
             try:
                 self._http.putrequest(
@@ -283,8 +294,29 @@ class Connection:
     def shut(self) -> None:
         """Wake the thread that waits on this connection; it will see a lost peer."""
         self.is_shut = True
-        sock = self._sock  # not http.client's: that one forgets it when a reply is the last
-        if sock is not None:
-            with contextlib.suppress(OSError):
-                # Not the method of an SSL socket: that one forgets its TLS state under the reader.
-                socket.socket.shutdown(sock, socket.SHUT_RDWR)
+        sock, reply = self._sock, self._reply
+        if sock is None:  # not http.client's: that one forgets it when a reply is the last
+            return
+        with contextlib.suppress(OSError):
+            if self._is_asking and (reply is None or not reply.isclosed()):
+                # Closed in the midst of a reply, it must be reset. With no room left for what
+                # comes, nothing would tell the other side, which would wait for room. What was
+                # sent as a body may still have to arrive: that is never taken back.
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, _RESET)
+        with contextlib.suppress(OSError):
+            # Not the method of an SSL socket: that one forgets its TLS state under the reader.
+            socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+class _UnderTls(ssl.SSLSocket):
+    """A socket under TLS that is closed if its peer is gone before it could be made.
+
+    Python's own asks that first, and then forgets it unclosed if it was reset.
+    """
+
+    def getpeername(self) -> Any:
+        try:
+            return super().getpeername()
+        except OSError as error:
+            self.close()
+            raise ConnectionResetError(errno.ECONNRESET, "the connection was reset") from error

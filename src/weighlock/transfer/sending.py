@@ -4,10 +4,13 @@ Knows sockets and pieces; not HTTP. Every wait is bounded: a peer that does not 
 """
 
 import contextlib
+import errno
+import math
 import os
 import select
 import socket
 import ssl
+import struct
 import time
 from collections.abc import Sequence
 
@@ -30,6 +33,9 @@ _LEAST_TLS_BYTES = 32 * 1024
 _WAIT_S = 5.0
 """How long a reply waits for room in the budget."""
 
+_HUNG_UP = getattr(select, "POLLRDHUP", 0)
+"""Linux only: elsewhere such a peer is given up like any other that takes nothing."""
+
 
 def wait_readable(sock: socket.socket, timeout_s: float) -> bool:
     """Wait for something to read."""
@@ -47,17 +53,33 @@ class Sender:
         sock: where bytes go.
         idle_s: time in which a peer must take something.
         budget: where a buffer counts that TLS needs for files.
+        hung_up_s: the same for one that has hung up; as long as for others if not given. That alone
+            says little: who has said all it wanted to ask may still read on.
     """
 
-    def __init__(self, sock: socket.socket, idle_s: float, budget: Budget | None = None) -> None:
+    def __init__(
+        self,
+        sock: socket.socket,
+        idle_s: float,
+        budget: Budget | None = None,
+        *,
+        hung_up_s: float | None = None,
+    ) -> None:
         self._sock = sock
         self._idle_s = idle_s
+        self._look_s = idle_s
+        """How long the kernel waits before this looks whether to go on."""
         self._is_tls = isinstance(sock, ssl.SSLSocket)
         self._buffer: memoryview | None = None
         self._budget = budget
         self._held = contextlib.ExitStack()
         self._pace = Pace(idle_s)
         set_timeout(sock, idle_s)  # a blocking sendfile then needs no waiting of ours in between
+        if hung_up_s is not None and 0 < hung_up_s < idle_s:
+            self._look_s = idle_s / math.ceil(idle_s / hung_up_s)
+            if not self._is_tls:
+                timeout = struct.pack("ll", int(self._look_s), int(self._look_s % 1 * 1_000_000))
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeout)
 
     def begin(self) -> None:
         """A new reply: the least rate is counted from here."""
@@ -119,21 +141,30 @@ class Sender:
         return self._buffer
 
     def _send(self, view: memoryview, flags: int = 0) -> None:
+        if self._is_tls and self._look_s < self._idle_s:
+            self._sock.settimeout(self._look_s)  # of both directions: only while this one is used
         try:
-            if self._is_tls:
-                self._sock.sendall(view)
-            else:
-                self._sock.sendall(view, flags)
-        except (BlockingIOError, TimeoutError) as error:
-            raise self._stalled() from error
+            done, since = 0, time.monotonic()
+            while done < len(view):
+                try:
+                    done += self._sock.send(view[done:] if done else view, flags)
+                    since = time.monotonic()
+                except (BlockingIOError, TimeoutError) as error:
+                    self._look(since, error)
+        finally:
+            if self._is_tls and self._look_s < self._idle_s:
+                self._sock.settimeout(self._idle_s)
 
     def _send_several(self, arrays: Sequence[Array]) -> None:
         left = list(arrays)
+        since = time.monotonic()
         while left:
             try:
                 sent = self._sock.sendmsg(left)  # type: ignore[arg-type]
+                since = time.monotonic()
             except (BlockingIOError, TimeoutError) as error:
-                raise self._stalled() from error
+                self._look(since, error)
+                continue
             whole = 0
             while whole < len(left) and sent >= left[whole].nbytes:
                 sent -= left[whole].nbytes
@@ -157,15 +188,32 @@ class Sender:
         self._send(buffer[:used])
 
     def _sendfile(self, fd: int, offset: int, count: int) -> None:
-        done = 0
+        done, since = 0, time.monotonic()
         while done < count:
             try:
                 sent = os.sendfile(self._sock.fileno(), fd, offset + done, count - done)
+                since = time.monotonic()
             except (BlockingIOError, TimeoutError) as error:
-                raise self._stalled() from error
+                self._look(since, error)
+                continue
             if sent == 0:
                 raise ShortRead(f"the file ends at byte {offset + done:,}", wanted=count, got=done)
             done += sent
 
-    def _stalled(self) -> TransferTimeout:
-        return TransferTimeout(f"the peer took nothing for {self._idle_s:g} s", phase="idle")
+    def _look(self, since: float, error: OSError) -> None:
+        """The peer has taken nothing for a while: raise unless it is to be waited for."""
+        waited_s = time.monotonic() - since
+        if self._look_s >= self._idle_s or waited_s >= self._idle_s:
+            raise TransferTimeout(
+                f"the peer took nothing for {self._idle_s:g} s", phase="idle"
+            ) from error
+        if _has_hung_up(self._sock):
+            raise BrokenPipeError(
+                errno.EPIPE, f"the peer has hung up, and took nothing for {waited_s:.1f} s"
+            ) from error
+
+
+def _has_hung_up(sock: socket.socket) -> bool:
+    poll = select.poll()
+    poll.register(sock, _HUNG_UP)
+    return bool(poll.poll(0))
