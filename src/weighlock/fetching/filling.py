@@ -21,7 +21,7 @@ from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
 from weighlock.tensors.catalog import Beside, Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.dtypes import DType
-from weighlock.tensors.filling import slots_of, targets_of
+from weighlock.tensors.filling import check_apart, slots_of, targets_of
 from weighlock.tensors.naming import some_names
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span, TensorSpec
@@ -252,7 +252,8 @@ def into_arrays(
         lazily: read each ref by itself afterwards, instead of giving targets.
 
     Raises:
-        LayoutError: names, shapes or dtypes differ. Nothing was asked for then.
+        LayoutError: names, shapes or dtypes differ, or arrays partly share memory. Nothing was asked
+            for then.
     """
     slots = slots_of(out)
     absent = [name for name in chosen if name not in slots]
@@ -263,24 +264,24 @@ def into_arrays(
             f"the URL not in out=; "
             + ("names= chooses those that have a place" if absent else "names='*' leaves the rest")
         )
+    check_apart({name: slots[name] for name in chosen})
     buffers: dict[Span, Array] = {}
+    taken: dict[int | None, Span] = {}
     later: list[Later] = []
     for name, ref in chosen.items():
         slot = slots[name]
         slot.check(ref, cast=cast)
         memory = slot.memory() if slot.dtype is ref.dtype else None
         span = ref.contiguous_span if isinstance(ref, StoredRef) else None
-        if lazily or memory is None or span is None or span in buffers:
-            # Strided, on a device, of another type, or a second array for the same tensor.
-            if (
-                lazily
-                or span is None
-                or span not in buffers
-                or _address(memory) != _address(byte_view(buffers[span]))
-            ):
+        address = _address(memory)
+        if lazily or memory is None or span is None or span in buffers or address in taken:
+            # Strided, on a device, of another type; a second array for the same tensor, or the same
+            # one for another: tied parameters of which two were saved. The last one counts then.
+            if lazily or span is None or taken.get(address) != span:
                 later.append(Later(ref.nbytes, partial(slot.fill, ref)))
         elif span.length:
             buffers[span] = np.frombuffer(memory, np.uint8)
+            taken[address] = span
     refs = {name: as_ref(name, value) for name, value in targets_of(out).items() if name in chosen}
     spans = sorted(buffers, key=attrgetter("offset"))
     return _GivenArrays(

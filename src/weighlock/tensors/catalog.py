@@ -375,9 +375,10 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
             The names that were left out, when not strict.
 
         Raises:
-            LayoutError: names, shapes or dtypes differ. Nothing has been written then.
+            LayoutError: names, shapes or dtypes differ, or places partly share memory. Nothing has
+                been written then.
         """
-        from weighlock.tensors.filling import Slot, slots_of
+        from weighlock.tensors.filling import Slot, check_apart, slots_of
 
         slots: dict[str, Slot] = slots_of(target)
         report = LoadReport(
@@ -392,6 +393,7 @@ class Catalog(Lifetime, Mapping[str, TensorRef]):
         pairs = [(self[name], slot) for name, slot in slots.items() if name in self]
         for ref, slot in pairs:
             slot.check(ref, cast=cast)
+        check_apart({ref.name: slot for ref, slot in pairs})
         for ref, slot in pairs:
             slot.fill(ref)
         return report

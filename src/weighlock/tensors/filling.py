@@ -1,9 +1,10 @@
 """Places a catalog is loaded into: arrays and tensors somebody already has. Checks, then fills."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
@@ -15,14 +16,51 @@ from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
 from weighlock.tensors.torch import TorchRef, from_array, is_tensor
 
-__all__ = ["Slot", "slots_of", "targets_of"]
+__all__ = ["Slot", "check_apart", "slots_of", "targets_of"]
 
 _BLOCK_ELEMENTS = PIECE_BYTES // 8
 """Elements converted at a time."""
 
+_READ_BYTES = 2 * PIECE_BYTES
+"""Bytes read at a time: of what lies behind a URL, each read is a request."""
+
+
+class Extent(NamedTuple):
+    """The memory from the first byte of an array to its last."""
+
+    device: str
+    low: int
+    high: int
+    is_dense: bool
+    """Whether every byte between them is the array's."""
+    view: Hashable
+    """Equal for two arrays that are the same view of the same memory."""
+
+    @classmethod
+    def of(
+        cls, device: str, address: int, shape: Sequence[int], steps: Sequence[int], width: int
+    ) -> "Extent | None":
+        """Of an array of that shape whose elements lie so many bytes apart; None if it is empty.
+
+        Raises:
+            LayoutError: its elements share memory with each other.
+        """
+        if 0 in shape:
+            return None
+        ways = [(count - 1) * step for count, step in zip(shape, steps, strict=True)]
+        if any(count > 1 and step == 0 for count, step in zip(shape, steps, strict=True)):
+            raise LayoutError("its elements share memory, as those of an expanded one do")
+        low = address + sum(min(0, way) for way in ways)
+        high = address + sum(max(0, way) for way in ways) + width
+        is_dense = high - low == math.prod(shape) * width
+        return cls(device, low, high, is_dense, (address, tuple(shape), tuple(steps), width))
+
 
 class Slot(Protocol):
     """One existing array or tensor to be filled."""
+
+    def extent(self) -> Extent | None:
+        """The memory it takes; None if it is empty, or nobody can tell."""
 
     @property
     def dtype(self) -> DType:
@@ -65,6 +103,34 @@ def slots_of(target: object) -> dict[str, Slot]:
     return slots
 
 
+def check_apart(slots: Mapping[str, Slot]) -> None:
+    """Refuse places that partly share memory: what is in them would be a mixture.
+
+    Two names of one view may be there, as tied parameters are. Views that only interleave are not
+    looked at closely.
+
+    Raises:
+        LayoutError: two overlap, or the elements of one do.
+    """
+    found: list[tuple[Extent, str]] = []
+    for name, slot in slots.items():
+        try:
+            extent = slot.extent()
+        except LayoutError as error:
+            raise LayoutError(f"the place for tensor {name!r} cannot hold it: {error}") from None
+        if extent is not None and extent.is_dense:
+            found.append((extent, name))
+    found.sort(key=lambda pair: (pair[0].device, pair[0].low, pair[0].high))
+    for (before, name), (extent, other) in pairwise(found):
+        is_over = extent.device == before.device and extent.low < before.high
+        if is_over and extent.view != before.view:
+            raise LayoutError(
+                f"the places for tensors {name!r} and {other!r} share "
+                f"{min(before.high, extent.high) - extent.low:,} bytes of memory: neither would "
+                "hold its tensor"
+            )
+
+
 def _check(ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, where: str) -> None:
     if ref.shape != shape:
         raise LayoutError(
@@ -95,6 +161,11 @@ def _blocks(shape: tuple[int, ...], elements: int) -> "Iterator[tuple[int | slic
                 yield row, *inner
 
 
+def _read_at_once(ref: TensorRef) -> int:
+    """How many of its elements are read at a time."""
+    return _READ_BYTES * 8 // ref.dtype.bits
+
+
 @dataclass(frozen=True, slots=True)
 class _ArraySlot:
     array: Array
@@ -111,12 +182,19 @@ class _ArraySlot:
     def memory(self) -> memoryview | None:
         return ArrayRef.of("array", self.array).memory()
 
+    def extent(self) -> Extent | None:
+        array = self.array
+        address = array.__array_interface__["data"][0]
+        return Extent.of("cpu", address, array.shape, array.strides, array.itemsize)
+
     def fill(self, ref: TensorRef) -> None:
         if self.array.dtype == ref.dtype.numpy:
             ref.load(out=self.array)
         else:
-            for block in _blocks(ref.shape, _BLOCK_ELEMENTS):
-                self.array[(*block, ...)] = converted(ref[block], self.dtype)
+            for block in _blocks(ref.shape, _read_at_once(ref)):
+                values, place = ref[block], self.array[(*block, ...)]
+                for part in _blocks(values.shape, _BLOCK_ELEMENTS):
+                    place[(*part, ...)] = converted(values[part], self.dtype)
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +211,14 @@ class _TensorSlot:
     def memory(self) -> memoryview | None:
         return self.place.memory()
 
+    def extent(self) -> Extent | None:
+        tensor: Any = self.place.tensor
+        if not self.place.is_plain:  # on a device: torch itself fills it
+            return None
+        width = tensor.element_size()
+        steps = [step * width for step in tensor.stride()]
+        return Extent.of(str(tensor.device), tensor.data_ptr(), tensor.shape, steps, width)
+
     def fill(self, ref: TensorRef) -> None:
         tensor: Any = self.place.tensor
         if self.place.is_plain and ref.dtype is self.place.dtype:
@@ -141,5 +227,5 @@ class _TensorSlot:
             tensor.copy_(ref.torch())
         else:
             # copy_ casts, scatters into strides and moves to the tensor's device.
-            for block in _blocks(ref.shape, _BLOCK_ELEMENTS):
+            for block in _blocks(ref.shape, _read_at_once(ref)):
                 tensor[block].copy_(from_array(ref[block]))
