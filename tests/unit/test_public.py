@@ -1,11 +1,16 @@
 """The public face: what is listed, and what importing it costs."""
 
 import json
+import subprocess
+import sys
+from pathlib import Path
 
 import numpy as np
 import pytest
 
 import weighlock
+
+ROOT = Path(__file__).parents[2]
 
 LOADED = """
 import json, sys
@@ -101,3 +106,32 @@ def test_names_and_patterns_are_texts(path):
             catalog.only("a")
         with pytest.raises(TypeError, match="a pattern is a text, not int"):
             catalog.select(5)
+
+
+USER = """
+import numpy as np
+
+import weighlock
+from weighlock import Inbox, LoadReport, Receiver, Share, SlicedArray, Source, TensorSpec
+
+spec = TensorSpec("decoder.weight", "torch.bfloat16", [4096, 1024])
+width: int = spec.shape[0]
+
+
+def look(share: Share, inbox: Inbox, source: Source) -> tuple[Receiver, Receiver]:
+    with weighlock.open(source) as catalog:
+        rows: SlicedArray = catalog["w"][1:2]
+        report: LoadReport = catalog.load_into({"w": np.zeros(rows.shape)})
+        print(report.missing, catalog["w"].ndim + catalog["w"].size)
+    weighlock.Catalog.of({"w": np.zeros(2)}).torch()
+    return share.receivers["a"], inbox.senders["a"]
+"""
+
+
+def test_a_users_program_is_typed_as_it_behaves(tmp_path):
+    pytest.importorskip("mypy")
+    program = tmp_path / "program.py"
+    program.write_text(USER)
+    command = [sys.executable, "-m", "mypy", "--strict", str(program)]
+    checked = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert checked.returncode == 0, checked.stdout
