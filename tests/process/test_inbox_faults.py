@@ -3,6 +3,7 @@
 Rows C and D of the reliability notes, for the direction in which the one who sends dials.
 """
 
+import json
 import os
 import re
 import resource
@@ -36,11 +37,11 @@ BRIEF = Limits(idle_s=2, patience_s=4, connect_s=2)
 
 
 def read_until_landed(process):
-    """Lines of `serve` until it tells that something landed."""
-    line = process.child.stdout.readline()
-    while line and not line.startswith("landed"):
-        line = process.child.stdout.readline()
-    return line
+    """Who landed next, as `serve --json` tells; None if it ends before."""
+    for line in process.child.stdout:
+        if "landed" in (facts := json.loads(line)):
+            return facts["landed"]
+    return None
 
 
 def size_of(tensors, tmp_path):
@@ -88,7 +89,7 @@ def test_a_server_that_is_killed_is_taken_up_where_it_was(no_leaks, chaos, tmp_p
     with inbox_process(place, secret, "--sender", "a", port=port) as second:
         assert second.urls["a"] == url
         pushed = call.end()
-        assert "landed from a" in read_until_landed(second)
+        assert read_until_landed(second) == "a"
     assert os.listdir(place) == ["a.safetensors"]
     assert holds(place / "a.safetensors", tensors)
     # Lost is at most the range that was being sent, and one that was begun in vain.
@@ -110,7 +111,7 @@ def test_what_a_killed_server_had_is_not_sent_again_by_a_later_push(no_leaks, tm
     with inbox_process(place, secret, port=port) as second:
         pushed = weighlock.push(url, tensors, sender="me")
         assert pushed.sent_bytes == len(content) - 8 * MB
-        assert "landed from me" in read_until_landed(second)
+        assert read_until_landed(second) == "me"
     assert temporaries(place) == []
 
 
@@ -122,13 +123,13 @@ def test_a_server_killed_after_landing_whose_reply_was_lost(no_leaks, chaos, tmp
         # Replies: to the header, to the one range, to "landed".
         proxy = chaos.proxy(url, hold_replies=frozenset({2}))
         call = InThread(weighlock.push, proxy.of(url), tensors)
-        assert "landed from a" in read_until_landed(first)
+        assert read_until_landed(first) == "a"
         first.child.kill()
         first.child.wait()
     with inbox_process(place, secret, "--sender", "a", port=port) as second:
         proxy.sever()
         assert call.end().size == size_of(tensors, tmp_path)
-        assert "landed from a" in read_until_landed(second)
+        assert read_until_landed(second) == "a"
     assert os.listdir(place) == ["a.safetensors"]
 
 
@@ -143,7 +144,7 @@ def test_a_disk_that_syncs_slowly_is_waited_for(no_leaks, tmp_path):
         limits = Limits(idle_s=1.5, patience_s=1.5)
         pushed = weighlock.push(process.urls["a"], model(2.2), limits=limits)
         assert pushed.sent_bytes == pushed.size  # once
-        assert "landed from a" in read_until_landed(process)
+        assert read_until_landed(process) == "a"
         process.child.send_signal(signal.SIGTERM)
         process.child.wait(20)
     assert holds(place / "a.safetensors", model(2.2))
@@ -201,7 +202,7 @@ def test_an_inbox_without_descriptors_keeps_what_came(no_leaks, tmp_path):
         assert len(temporaries(place)) == 1
         resource.prlimit(process.pid, resource.RLIMIT_NOFILE, before)
         assert wire.finish(content)[0] == 200
-        assert "landed from a" in read_until_landed(process)
+        assert read_until_landed(process) == "a"
     assert (place / "a.safetensors").read_bytes() == content
 
 
