@@ -252,8 +252,8 @@ def into_arrays(
         lazily: read each ref by itself afterwards, instead of giving targets.
 
     Raises:
-        LayoutError: names, shapes or dtypes differ, or arrays partly share memory. Nothing was asked
-            for then.
+        LayoutError: names, shapes or dtypes differ, or arrays partly share memory. Nothing was
+            asked for then.
     """
     slots = slots_of(out)
     absent = [name for name in chosen if name not in slots]
