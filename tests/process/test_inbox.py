@@ -803,3 +803,16 @@ def test_a_closed_spool_takes_nothing(server, tmp_path):
         weighlock.push(inbox.url_for("a"), SMALL)
     with pytest.raises(SpoolClosed):
         next(iter(inbox))
+
+
+def test_the_next_round_under_the_same_name_is_told_that_the_last_one_landed(server, tmp_path):
+    inbox = server.inbox(into=tmp_path / "in")
+    before = {"w": np.zeros(3 << 18, np.float32)}
+    weighlock.push(inbox.url, before, sender="site")
+    with pytest.raises(Refused, match=r"'site' has landed already, with other numbers"):
+        weighlock.push(inbox.url, {"w": before["w"] + 1}, sender="site")
+    assert weighlock.push(inbox.url, before, sender="site").sent_bytes == 0
+    weighlock.push(inbox.url, {"w": before["w"] + 1}, sender="site-again")
+    name, kept = landed(inbox)
+    assert name == "site"
+    assert not kept["w"].any()

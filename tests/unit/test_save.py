@@ -12,6 +12,7 @@ from weighlock.errors import (
     DiskError,
     HeaderError,
     LayoutError,
+    LocalProtocolError,
     NoSpace,
     UnsupportedDType,
     WeighlockError,
@@ -393,7 +394,7 @@ def test_no_tensors_are_one_empty_shard(path, tensors):
 
 @pytest.mark.parametrize("size", [0, -1])
 def test_a_shard_must_hold_something(path, size):
-    with pytest.raises(LayoutError, match="max_shard_bytes"):
+    with pytest.raises(LocalProtocolError, match="max_shard_bytes"):
         weighlock.save(path, ARRAYS, max_shard_bytes=size)
     assert names_in(path.parent) == []
 
@@ -516,3 +517,16 @@ def test_a_name_that_readers_would_refuse_is_not_written(path, is_streamed):
 def test_an_order_of_other_names_is_refused(path, order):
     with pytest.raises(LayoutError, match="data_order must name every tensor"):
         weighlock.Writer(path, [("a", "f32", (2,)), ("b", "f32", (2,))], data_order=order)
+
+
+def test_specs_may_be_a_mapping_of_the_same_names(path):
+    specs = {name: (array.dtype, array.shape) for name, array in ARRAYS.items()}
+    weighlock.save(path, iter(ARRAYS.items()), specs)
+    with weighlock.open(path) as catalog:
+        assert list(catalog) == list(ARRAYS)
+        weighlock.save(path.parent / "again", iter(ARRAYS.items()), catalog)
+
+
+def test_sizes_are_numbers(path):
+    with pytest.raises(TypeError, match="max_shard_bytes is a whole number, not '5GB'"):
+        weighlock.save(path, ARRAYS, max_shard_bytes="5GB")

@@ -200,7 +200,7 @@ def test_more_than_the_disk_has_is_refused_before_the_first_byte(spool):
 
 
 def test_a_quota_cannot_be_negative(root):
-    with pytest.raises(DiskError, match="-1"):
+    with pytest.raises(LocalProtocolError, match="-1"):
         weighlock.Spool(root, quota_bytes=-1)
 
 

@@ -25,6 +25,7 @@ from weighlock.disk.roots import open_inside, open_root
 from weighlock.disk.termination import CleanupOnSignal
 from weighlock.errors import Aborted, DiskError, NoSpace, SpoolClosed
 from weighlock.lifetimes import Lifetime
+from weighlock.limits import check_number
 
 __all__ = ["OWNER_NAME", "PREFIX", "Spool", "SpoolDirectory", "remove_flat"]
 
@@ -61,8 +62,8 @@ class Spool(Lifetime):
         quota_bytes: int | None = None,
         disk: Disk | None = None,
     ) -> None:
-        if quota_bytes is not None and quota_bytes < 0:
-            raise DiskError(f"a quota of {quota_bytes:,} bytes: it cannot be negative")
+        if quota_bytes is not None:
+            check_number("quota_bytes", quota_bytes, is_whole=True)
         self.quota_bytes = quota_bytes
         """Most bytes it may hold at once; None for no bound but the disk's."""
         self._directory = SpoolDirectory(os.path.abspath(os.fspath(root)), disk or PosixDisk())

@@ -13,11 +13,11 @@ from weighlock.formats.safetensors import check_metadata, is_alias
 from weighlock.formats.sharded import INDEX_NAME, build_index
 from weighlock.formats.shards import PlannedShards, StreamedShards
 from weighlock.formats.writer import Writer
-from weighlock.limits import Limits
+from weighlock.limits import Limits, check_number
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import refs_of, refs_of_pairs
 from weighlock.tensors.ref import TensorRef
-from weighlock.tensors.spec import SpecLike, TensorSpec
+from weighlock.tensors.spec import SpecsLike, TensorSpec
 from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
@@ -40,7 +40,7 @@ Tensors: TypeAlias = "Mapping[str, object] | Iterable[tuple[str, object]]"
 def save(
     path: "str | os.PathLike[str]",
     tensors: Tensors,
-    specs: Iterable[SpecLike] | None = None,
+    specs: "SpecsLike | None" = None,
     metadata: Mapping[str, str] | None = None,
     durable: bool = True,
     *,
@@ -55,7 +55,7 @@ def save(
 def save(
     path: Spool,
     tensors: Tensors,
-    specs: Iterable[SpecLike] | None = None,
+    specs: "SpecsLike | None" = None,
     metadata: Mapping[str, str] | None = None,
     durable: bool = True,
     *,
@@ -68,7 +68,7 @@ def save(
 def save(
     path: "str | os.PathLike[str] | Spool",
     tensors: Tensors,
-    specs: Iterable[SpecLike] | None = None,
+    specs: "SpecsLike | None" = None,
     metadata: Mapping[str, str] | None = None,
     durable: bool = True,
     *,
@@ -84,8 +84,9 @@ def save(
             for a temporary file.
         tensors: a mapping or catalog, or an iterable of `(name, tensor)`; a tensor is a numpy
             array, a torch tensor on any device, or a ref, which is copied from where it lies.
-        specs: what an iterable will give, in any order, as `TensorSpec` or `(name, dtype, shape)`.
-            Without it the file is laid down as tensors come.
+        specs: what an iterable will give, in any order, as `TensorSpec` or `(name, dtype, shape)`,
+            or a mapping or catalog of the same names. Without it the file is laid down as tensors
+            come.
         metadata: text to store beside the tensors; a catalog's own is kept if this is not given.
         durable: survive a power loss once this returns.
         tied: tensors of a mapping that are the same view of the same memory are written once for
@@ -105,6 +106,8 @@ def save(
     """
     limits = limits or Limits()
     check_tied(tied)
+    if max_shard_bytes is not None:  # a shard must hold something
+        check_number("max_shard_bytes", max_shard_bytes, 1, is_whole=True)
     beside = check_metadata(metadata_to_write(tensors, metadata))
     refs: Iterable[TensorRef]
     aliases: dict[str, str] = {}
@@ -122,7 +125,7 @@ def save(
     else:
         refs = refs_of_pairs(tensors)
     job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
-    announced = None if specs is None else [TensorSpec.of(spec) for spec in specs]
+    announced = None if specs is None else TensorSpec.several(specs)
     _check_aliases(beside, announced or ())
     if isinstance(path, Spool):
         if max_shard_bytes is not None:
@@ -133,8 +136,6 @@ def save(
     if max_shard_bytes is None:
         with job.writer(path, announced) as writer:
             _write_all(writer, refs)
-    elif max_shard_bytes <= 0:
-        raise LayoutError(f"max_shard_bytes={max_shard_bytes}: a shard must hold something")
     else:
         _save_sharded(path, refs, announced, max_shard_bytes, job)
     return None

@@ -23,7 +23,7 @@ from weighlock.sources.local import FileSource
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.ref import PIECE_BYTES, TensorRef
-from weighlock.tensors.spec import SpecLike, TensorSpec
+from weighlock.tensors.spec import SpecsLike, TensorSpec
 from weighlock.tensors.stored import StoredRef
 from weighlock.tensors.torch import TorchRef
 
@@ -74,7 +74,7 @@ class Writer(Lifetime):
     def __init__(
         self,
         path: "str | os.PathLike[str] | Spool",
-        specs: Iterable[SpecLike] | None = None,
+        specs: "SpecsLike | None" = None,
         *,
         data_order: Iterable[str] | None = None,
         metadata: Mapping[str, str] | None = None,
@@ -100,7 +100,7 @@ class Writer(Lifetime):
         if specs is None:
             self._placement = Streamed(header_bytes, limits)
         else:
-            announced = [TensorSpec.of(spec) for spec in specs]
+            announced = TensorSpec.several(specs)
             by_name = {spec.name: spec for spec in announced}
             ordered = None if data_order is None else _in_order(by_name, data_order)
             self._placement = Planned(announced, self._metadata, limits, ordered)

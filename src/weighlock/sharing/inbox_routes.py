@@ -37,7 +37,7 @@ from weighlock.sharing.placing import NotPlaced
 from weighlock.sharing.routes import HASH_WAIT_S, Answer, busy, failure, gone, hashing, json_answer
 from weighlock.sharing.share import Event
 from weighlock.sources.access import NAME
-from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_RANGE, DIGEST_BYTES
+from weighlock.sources.grid import BLOCK_BYTES, BLOCKS_PER_PAGE, BLOCKS_PER_RANGE, DIGEST_BYTES
 from weighlock.tensors.arrays import byte_view, empty
 
 __all__ = ["Body", "InboxRoute", "Reception", "answer_landed", "find_inbox"]
@@ -225,12 +225,14 @@ class Reception:
         body: Body,
     ) -> Answer:
         arrival = inbox.arrival(route.sender)
-        if arrival is None or not inbox.takes(route.sender, arrival):
-            return failure(409, error="no header was announced, or it has landed")
         digests = _hex(headers.get("weighlock-digests", ""))
         if digests is None:
             return failure(400, error="Weighlock-Digests is missing")
         first = route.block or 0
+        if arrival is None or not inbox.takes(route.sender, arrival):
+            if arrival is not None and inbox.landed_root(route.sender):
+                _check_landed(arrival, route.sender, first, digests)
+            return failure(409, error="no header was announced, or it has landed")
         blocks = arrival.check_run(first, body.left, len(digests) // DIGEST_BYTES)
         size = self._budget.fitting(min(BLOCK_BYTES, body.left), _PIECE_BYTES)
         told_at = time.monotonic()
@@ -254,6 +256,21 @@ class Reception:
                     inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         inbox.report(route.sender, Event.ALIVE, attempt, arrival.bytes_here)
         return json_answer(200, bytes=arrival.bytes_here)
+
+
+def _check_landed(arrival: Arrival, sender: str, first: int, digests: bytes) -> None:
+    """Refuse blocks that are not those that have landed: a push again is one of the same tensors.
+
+    Who sends the same again, as it did not hear that they had arrived, is told what is here.
+    """
+    page, at = divmod(first, BLOCKS_PER_PAGE)
+    here = arrival.page(page, HASH_WAIT_S)
+    there = here and here[at * DIGEST_BYTES :][: len(digests)]
+    if there and there != digests[: len(there)]:
+        raise Refused(
+            f"{sender!r} has landed already, with other numbers in the same tensors: an inbox "
+            "takes one model of each sender; push under another name, or to the next round's inbox"
+        )
 
 
 def _why_not(inbox: Inbox, sender: str, arrival: Arrival) -> WeighlockError:

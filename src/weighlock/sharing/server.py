@@ -34,7 +34,7 @@ from weighlock.sharing.routes import (
 from weighlock.sharing.share import Life, Outcome
 from weighlock.sharing.shared import Share
 from weighlock.sharing.tickets import check_name
-from weighlock.tensors.spec import SpecLike, TensorSpec
+from weighlock.tensors.spec import SpecsLike, TensorSpec
 from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import Digests
 from weighlock.transfer.kept import Kept
@@ -233,7 +233,7 @@ class Server(Lifetime):
         senders: Iterable[str] = (),
         *,
         into: "str | os.PathLike[str] | Spool",
-        specs: "Mapping[str, object] | Iterable[SpecLike] | None" = None,
+        specs: "SpecsLike | None" = None,
         quota_bytes: int | None = None,
         expires_s: float | None = None,
         idle_s: float | None = 600.0,

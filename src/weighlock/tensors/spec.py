@@ -19,7 +19,7 @@ from weighlock.tensors.dtypes import DType
 if TYPE_CHECKING:
     from weighlock.tensors.dtypes import DTypeLike
 
-__all__ = ["Layout", "Span", "SpecLike", "TensorSpec"]
+__all__ = ["Layout", "Span", "SpecLike", "SpecsLike", "TensorSpec"]
 
 _LARGEST = 2**63 - 1
 _MOST_DIMENSIONS = 64  # numpy's own bound since 2.0
@@ -134,6 +134,7 @@ class TensorSpec(msgspec.Struct, frozen=True, gc=False):
 
 
 SpecLike: TypeAlias = "TensorSpec | tuple[str, DTypeLike, Iterable[int]]"
+SpecsLike: TypeAlias = "Mapping[str, object] | Iterable[SpecLike]"
 
 
 def check_name(name: object) -> None:
