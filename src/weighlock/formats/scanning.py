@@ -133,18 +133,17 @@ def _findings(named: Named, value: Any, limits: Limits) -> Iterator[Finding]:
     for (module, name), offset in named.items():
         yield Finding("", offset, module, name)
     for raw in nested_checkpoints(value):
-        yield from _at("bytes", _scan_below(BytesSource(raw, "bytes"), limits, within(raw, limits)))
+        _check_depth(limits, "bytes")
+        yield from _at("bytes", _scan(BytesSource(raw, "bytes"), within(raw, limits)))
 
 
-def _scan_below(source: "Source", limits: Limits, bounded: Limits) -> Iterator[Finding]:
-    """What is named one level further down."""
+def _check_depth(limits: Limits, label: str) -> None:
     if not limits.nested_depth:
         raise FormatError(
             "lies too deep, one in the other, and was not looked into: unpack it, and scan what "
             "comes out",
-            source=source.label,
+            source=label,
         )
-    return _scan(source, bounded)
 
 
 def _at(place: str, findings: Iterator[Finding]) -> Iterator[Finding]:
@@ -213,6 +212,7 @@ def _scan_member(
     first = _first_of(source)
     if not (first.startswith(_ZIP) or is_tar_for_python(first)):
         return _scan(source, limits, _is_pickle(name))
+    _check_depth(limits, source.label)
     if is_deflated:
         if source.size > _UNPACKED_BYTES:
             raise FormatError(
@@ -223,4 +223,4 @@ def _scan_member(
         raw = bytearray(source.size)
         source.read_into(0, memoryview(raw))
         source = BytesSource(bytes(raw), source.label)
-    return _scan_below(source, limits, replace(limits, nested_depth=limits.nested_depth - 1))
+    return _scan(source, replace(limits, nested_depth=limits.nested_depth - 1))
