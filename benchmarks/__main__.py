@@ -56,7 +56,7 @@ def main():
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         # Of a small model for a quick look everything is small.
-        warm = {} if options.quick else {"give": stack.enter_context(Warm()).give}
+        warm = {} if options.quick else {"hold": stack.enter_context(Warm()).hold}
         for name in options.only or workloads.ALL:
             workload = _with(workloads.ALL[name], options.contender)
             if options.quick and workload.is_curve:

@@ -69,8 +69,6 @@ class Workload:
     """Most seconds a contender may take."""
     beside_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory the other process of a contender may add."""
-    footprint_bytes: int | None = None
-    """Memory a contender uses at most, touched before it runs; twice the model's if not given."""
     is_curve: bool = False
     """Its contenders are points of a curve, of which a quick look needs a few."""
     source: str = "safetensors"

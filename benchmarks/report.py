@@ -129,7 +129,7 @@ def document(tables, model, where, before=""):
             "",
             f"{len(model.shapes)} tensors of bf16, {model.nbytes / 1e9:.2f} GB unless said "
             f"otherwise, files on {where}, each run in a fresh process, contenders in a new order "
-            "each time, free memory touched before each. Compare within a table only.",
+            "each time, free memory kept warm by another process. Compare within a table only.",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}.",

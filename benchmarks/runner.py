@@ -13,9 +13,6 @@ from dataclasses import asdict, dataclass
 
 __all__ = ["Sample", "run_workload"]
 
-_SCRIPT_BYTES = 512 << 20
-"""A script reads one tensor; what it imports takes more."""
-
 
 class _Cannot(Exception):
     """A contender says that it cannot run on this machine."""
@@ -31,13 +28,10 @@ class Sample:
     """The same of the other process, where there is one."""
 
 
-def run_workload(
-    workload, model, source, directory, *, repeats, check_all, say, give=lambda nbytes: None
-):
+def run_workload(workload, model, source, directory, *, repeats, check_all, say, hold=lambda: None):
     """Every contender `repeats` times; returns name → samples, and name → why it did not run.
 
-    `give` is asked for memory that the machine really holds, before each starts and again before
-    its clock does.
+    `hold` takes care of free memory, before each starts and again before its clock does.
     """
     skipped = {c.name: f"not installed: {c.missing[0]}" for c in workload.contenders if c.missing}
     runnable = [c for c in workload.contenders if not c.missing]
@@ -51,11 +45,11 @@ def run_workload(
             os.makedirs(place)
             check = check_all or repeat == 0
             try:
+                hold()
                 if contender.script:
-                    give(_SCRIPT_BYTES)
                     sample = _measure_script(contender, model, source)
                 else:
-                    sample = _measure_work(workload, contender, model, source, place, check, give)
+                    sample = _measure_work(workload, contender, model, source, place, check, hold)
             except _Cannot as reason:
                 runnable.remove(contender)
                 del samples[contender.name]
@@ -68,10 +62,7 @@ def run_workload(
     return samples, skipped
 
 
-def _measure_work(workload, contender, model, source, place, check, give):
-    # They hold the model, and write or map it once more.
-    footprint = workload.footprint_bytes or 2 * model.nbytes
-    give(2 * footprint)
+def _measure_work(workload, contender, model, source, place, check, hold):
     job = {"model": asdict(model), "source": source, "directory": place, "check": check}
     arguments = [
         sys.executable,
@@ -84,7 +75,7 @@ def _measure_work(workload, contender, model, source, place, check, give):
         if said[0] == "cannot":
             raise _Cannot(" ".join(said[1:]))
         pids = [int(pid) for pid in said[1:]]
-        give(footprint)  # again: some machines take free memory back within seconds
+        hold()
         baseline = _anonymous(child.pid)
         with contextlib.ExitStack() as watching:
             watch = watching.enter_context(_Watch(child.pid))

@@ -2,8 +2,9 @@
 
 A virtual machine may give free pages back to its host after a second or two, and to get one back
 costs several times what using it does: whoever comes first pays for everybody. Touching free memory
-before a run helps little where it is given back meanwhile. So a process of its own holds all of it,
-touched, and lets go of what a contender needs right before its clock starts.
+before a run helps little where it is given back meanwhile, and giving it back takes time by itself.
+So a process of its own holds all of it, touched, and lets go of a piece whenever little is free:
+what somebody takes was let go of a moment ago.
 
 Knows memory; not who needs it.
 """
@@ -11,21 +12,24 @@ Knows memory; not who needs it.
 import contextlib
 import mmap
 import os
+import select
 import subprocess
 import sys
 
 __all__ = ["Warm"]
 
-_CHUNK_BYTES = 128 << 20
-_LEFT_BYTES = 1 << 30
-"""What is never held: for the runner itself, and for what else goes on."""
+_CHUNK_BYTES = 64 << 20
+_MOST_FREE, _LEAST_FREE = 896 << 20, 640 << 20
+"""Free memory is kept between these. Two threads that fill new arrays take 10 MB a millisecond."""
+
+_POLL_S = 0.002
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, which Python has no name for; Linux has it since 5.14."""
 
 
 class Warm:
-    """All free memory, in the hands of another process."""
+    """All free memory, in the hands of another process, which lets go of it as others need it."""
 
     def __enter__(self):
         self._keeper = subprocess.Popen(
@@ -40,32 +44,32 @@ class Warm:
         with contextlib.suppress(BrokenPipeError), self._keeper:
             self._keeper.stdin.close()
 
-    def give(self, nbytes):
-        """Hold all free memory but so much of it, which was touched a moment ago."""
+    def hold(self):
+        """Take what has become free since; returns when that is done."""
         try:
-            self._keeper.stdin.write(f"{nbytes}\n")
+            self._keeper.stdin.write("hold\n")
             self._keeper.stdin.flush()
             is_done = self._keeper.stdout.readline()
         except BrokenPipeError:
             is_done = False
         if not is_done:
-            raise RuntimeError(
-                "there was too little memory for a run, and the system ended the process that"
-                " held the rest"
-            )
+            raise RuntimeError("the process that held free memory has ended")
 
 
 def _keep():
-    """Read how much to leave, line by line, and answer when it is so."""
+    """Hold when told to, and answer; let go whenever there is little left."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # if memory does not suffice, this is what nobody needs
     held = []
-    for line in sys.stdin:
-        while _free() > _LEFT_BYTES + _CHUNK_BYTES:
-            held.append(_touched())
-        for _ in range(min(len(held), -(-int(line) // _CHUNK_BYTES))):
+    while True:
+        if select.select([sys.stdin], [], [], _POLL_S)[0]:
+            if not sys.stdin.readline():
+                return
+            while _free() > _MOST_FREE:
+                held.append(_touched())
+            print("done", flush=True)
+        while held and _free() < _LEAST_FREE:
             held.pop().close()
-        print("done", flush=True)
 
 
 def _free():

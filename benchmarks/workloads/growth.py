@@ -169,14 +169,12 @@ ALL = (
         ),
         memory_bars={f"fetch to disk, {_SIZES[-1]} MB": 64, f"mean of three, {_SIZES[-1]} MB": 128},
         beside_bars={f"fetch to disk, {_SIZES[-1]} MB": 64},
-        footprint_bytes=6 << 30,
         is_curve=True,
     ),
     Workload(
         "growth-tensors",
         "Growth with the number of tensors",
         tuple(Contender(f"open, {count:,} tensors", _opened, _many(count)) for count in _COUNTS),
-        footprint_bytes=1 << 30,
         is_curve=True,
     ),
     Workload(
@@ -187,7 +185,6 @@ ALL = (
             for count in _RECEIVERS
         ),
         beside_bars={f"64 MB each to {_RECEIVERS[-1]} receivers": 64},
-        footprint_bytes=4 << 30,
         is_curve=True,
     ),
     Workload(
@@ -198,7 +195,6 @@ ALL = (
             for count in _CONTRIBUTORS
         ),
         memory_bars={f"mean of {_CONTRIBUTORS[-1]} of 64 MB": 128},
-        footprint_bytes=1 << 30,
         is_curve=True,
     ),
 )

@@ -171,7 +171,6 @@ _INLINE = Workload(
         Bar("weighlock, joined body", "NVFlare 2.9 FOBS", 3),
     ),
     memory_bars={"weighlock, parts for sendmsg": 2},
-    footprint_bytes=1 << 30,
     wall_bars={"weighlock, parts for sendmsg": 0.005},
 )
 
@@ -214,7 +213,6 @@ _UNPACK = Workload(
         ),
     ),
     memory_bars={"weighlock": 2},
-    footprint_bytes=1 << 30,
     wall_bars={"weighlock": 0.005},
 )
 
@@ -284,7 +282,6 @@ _REFERENCE = Workload(
     # Linear: four times as many take about four times as long; if it were quadratic, sixteen times.
     (Bar("40,000 refs (≤ 120 bytes each)", "10,000 refs (≤ 120 bytes each)", 0.125),),
     memory_bars={"10,000 refs (≤ 120 bytes each)": 64},
-    footprint_bytes=1 << 28,
 )
 
 
@@ -336,7 +333,6 @@ _AGGREGATE = Workload(
             ("nvflare",),
         ),
     ),
-    footprint_bytes=1 << 30,
 )
 
 ALL = (_INLINE, _UNPACK, _REFERENCE, _AGGREGATE)

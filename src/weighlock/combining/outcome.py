@@ -12,7 +12,7 @@ from weighlock.formats.detect import open_catalog
 from weighlock.formats.writer import Writer
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
-from weighlock.tensors.arrays import Array, byte_view, empty, unpack_f4
+from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes, unpack_f4
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import ArrayRef, TensorRef, loaded_shape
@@ -146,7 +146,8 @@ class _Memory:
             codes = array.reshape(-1).view(np.uint8)[2 * start : 2 * (start + len(data))]
             unpack_f4(np.frombuffer(data, np.uint8), codes)
         else:
-            byte_view(array)[start : start + len(data)] = data
+            # By numpy: a memoryview would hold the interpreter while new pages are made.
+            flat_bytes(array)[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def finish(self) -> None:
         """There is nothing to put anywhere."""
