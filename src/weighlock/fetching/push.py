@@ -35,6 +35,7 @@ from weighlock.sources.grid import (
     BLOCK_BYTES,
     BLOCKS_PER_PAGE,
     DIGEST_BYTES,
+    RANGE_BYTES,
     block_count,
     block_span,
 )
@@ -62,8 +63,8 @@ _LANDING_S = 600.0
 
 _LANDING_PAUSE_S = 0.2
 
-_STEP_BYTES = 1024 * 1024
-"""Sent at a time: between two steps an abort is noticed."""
+_PACED_BYTES = 1024 * 1024
+"""Sent at a time where the rate is bounded: between two steps is a pause."""
 
 _BRIEFLY_S = 0.4
 """Time for the last word of a push that has failed."""
@@ -194,9 +195,10 @@ class _Push:
         self._size = contents.size
         self._threads = connections
         self._rate = rate
-        # With a bound on the rate so little that the other side does not take the pauses for death.
-        per_s = _STEP_BYTES if rate is None else rate.bytes_per_s
-        self._step_bytes = int(min(_STEP_BYTES, max(4096, per_s)))
+        self._step_bytes = RANGE_BYTES
+        if rate is not None:
+            # So little that the other side does not take the pauses for death.
+            self._step_bytes = int(min(_PACED_BYTES, max(4096, rate.bytes_per_s)))
         self._digests = bytearray(DIGEST_BYTES * block_count(self._size))
         self._hashed = bytearray(block_count(self._size))
         self._sent_bytes = 0
@@ -350,10 +352,14 @@ class _Push:
         sender = Sender(sock, self._upload.connections.limits.idle_s)
         for piece in self._contents.pieces(span):
             for step in _steps(piece, self._step_bytes):
-                try:
-                    moving.pace(sender.send_step(step, 0))
-                except ShortRead as error:
-                    raise SourceChanged(f"{self._upload.label}: {error}") from error
+                done = 0
+                while done < piece_length(step):
+                    try:
+                        sent = sender.send_step(step, done)
+                    except ShortRead as error:
+                        raise SourceChanged(f"{self._upload.label}: {error}") from error
+                    moving.pace(sent)
+                    done += sent
 
 
 def _steps(piece: Piece, most: int) -> Iterator[Piece]:

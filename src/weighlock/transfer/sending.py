@@ -25,8 +25,12 @@ from weighlock.transfer.pieces import Piece, Several, piece_length
 
 __all__ = ["Sender", "wait_readable"]
 
-_STEP_BYTES = 1024 * 1024
+_LEAST_STEP_BYTES, _MOST_STEP_BYTES = 1024 * 1024, 8 * 1024 * 1024
 """Sent at a time: between two steps a revoked share is noticed."""
+
+_STEP_S = 0.05
+"""What takes longer is sent in smaller steps, what takes less than half of it in larger ones. Each
+step is a call with all that lies around it, run when the bytes it sends have emptied the caches."""
 
 _TLS_BYTES = 256 * 1024
 _LEAST_TLS_BYTES = 32 * 1024
@@ -74,6 +78,7 @@ class Sender:
         self._budget = budget
         self._held = contextlib.ExitStack()
         self._pace = Pace(idle_s)
+        self._step_bytes = _LEAST_STEP_BYTES
         set_timeout(sock, idle_s)  # a blocking sendfile then needs no waiting of ours in between
         if hung_up_s is not None and 0 < hung_up_s < idle_s:
             self._look_s = idle_s / math.ceil(idle_s / hung_up_s)
@@ -108,7 +113,7 @@ class Sender:
             TransferTimeout: the peer takes nothing, or next to nothing.
             OSError: the connection broke.
         """
-        step = min(_STEP_BYTES, piece_length(piece) - done)
+        step = min(self._step_bytes, piece_length(piece) - done)
         began = time.monotonic()
         if isinstance(piece, memoryview):
             self._send(piece[done : done + step])
@@ -127,8 +132,13 @@ class Sender:
         else:
             with piece.file.descriptor() as fd:
                 self._sendfile(fd, piece.offset + done, step)
-        if self._pace.is_too_slow(time.monotonic() - began, step):
+        took_s = time.monotonic() - began
+        if self._pace.is_too_slow(took_s, step):
             raise TransferTimeout("the peer takes next to nothing", phase="idle")
+        if took_s > _STEP_S:
+            self._step_bytes = max(self._step_bytes // 2, _LEAST_STEP_BYTES)
+        elif took_s < _STEP_S / 2 and step >= self._step_bytes:
+            self._step_bytes = min(self._step_bytes * 2, _MOST_STEP_BYTES)
         return step
 
     def _tls_buffer(self) -> memoryview:
