@@ -231,6 +231,19 @@ class AtomicFile(Lifetime):
         """The open file, for reading back what was written."""
         return self._fd
 
+    @contextlib.contextmanager
+    def held(self) -> Iterator[int]:
+        """The open file while the block runs, also when it is in its place or discarded.
+
+        By its name somebody else's may be found there an instant later.
+        """
+        with self._in_use(), self._place.errors("cannot be put in place"):
+            fd = os.dup(self._fd)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+
     def commit(self) -> None:
         """Put the file in place. On any exception it is discarded and the destination untouched.
 

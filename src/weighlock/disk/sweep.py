@@ -77,8 +77,8 @@ def sweep(
     except DiskError:
         raise
     except (OSError, ValueError) as error:
-        number = error.errno if isinstance(error, OSError) else None
-        raise DiskError(f"{path}: cannot be swept: {error}", errno=number) from error
+        number, why = getattr(error, "errno", None), getattr(error, "strerror", None)
+        raise DiskError(f"{path}: cannot be swept: {why or error}", errno=number) from error
     with _closing(disk, directory):
         sweeper = _Sweeper(path, directory, disk, dry_run)
         try:

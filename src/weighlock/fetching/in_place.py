@@ -9,7 +9,7 @@ from contextlib import nullcontext
 from weighlock.abort import Abort
 from weighlock.disk.atomic import AtomicFile
 from weighlock.disk.exclusion import exclusively
-from weighlock.errors import DiskError, SourceChanged, SourceError
+from weighlock.errors import SourceChanged, SourceError
 from weighlock.formats.detect import open_catalog
 from weighlock.limits import Limits
 from weighlock.sources.local import FileSource
@@ -35,15 +35,9 @@ def put_in_place(file: AtomicFile, *, keeps: bool, abort: Abort) -> FileSource:
     Raises:
         DiskError: it cannot be put in place. SourceChanged: there is something else by now.
     """
-    try:
-        # Held meanwhile: the number of a file that is gone may soon be another one's.
-        mine = os.dup(file.descriptor())
-    except OSError as error:
-        raise DiskError(
-            f"{file.path}: cannot be put in place: {error.strerror}", errno=error.errno
-        ) from error
     directory = os.path.dirname(file.path) or "."
-    try:
+    # Held meanwhile: the number of a file that is gone may soon be another one's.
+    with file.held() as mine:
         with exclusively(directory, abort) if keeps else nullcontext():
             if keeps and (there := _same_at(file.path, mine)) is not None:
                 file.discard()
@@ -56,8 +50,6 @@ def put_in_place(file: AtomicFile, *, keeps: bool, abort: Abort) -> FileSource:
                 "several fetches write to the same name?"
             )
         return there
-    finally:
-        os.close(mine)
 
 
 def _same_at(path: str, mine: int) -> FileSource | None:

@@ -13,7 +13,7 @@ from weighlock.disk.lease import Lease, SpoolFile
 from weighlock.disk.place import make_directories, sync_placed
 from weighlock.disk.resumable import ResumableFile
 from weighlock.disk.spool import Spool
-from weighlock.errors import DiskError, Refused, SourceChanged
+from weighlock.errors import Refused, SourceChanged
 from weighlock.formats.detect import open_catalog
 from weighlock.formats.spooled import open_landed
 from weighlock.limits import Limits
@@ -152,17 +152,9 @@ class Directory:
 
 def _committed(file: ResumableFile) -> Fingerprint:
     """Put a file in its place; returns what it looks like there, whoever replaces it at once."""
-    try:
-        mine = os.dup(file.descriptor())
-    except OSError as error:
-        raise DiskError(
-            f"{file.path}: cannot be put in place: {error.strerror}", errno=error.errno
-        ) from error
-    try:
+    with file.held() as mine:
         file.commit()
         return Fingerprint.of(os.fstat(mine))
-    finally:
-        os.close(mine)
 
 
 class InSpool:
