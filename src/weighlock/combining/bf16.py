@@ -121,14 +121,15 @@ def add_rows(weights: Array, values: Array, out: Array) -> None:
 
 def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bool:
     """The sums of a run of pieces, all equally long."""
-    totals = _largest_sums(weights.sizes, bits)
+    largest = _largest_products(weights.sizes, bits)
+    totals = largest.sum(axis=0)  # which no sum is beyond
     if not (totals < _LARGEST).all():
         return False
     sums = desk.array("sums", result.shape, np.float32)
     desk.align_casts(np.float32)
     add_rows(weights.single, bits.view(_BF16), sums)
     is_open = desk.array("open", result.shape, np.bool_)
-    margins = _off_by(len(bits), totals)
+    margins = _off_by(largest, totals)
     most = max(_FEW, result.size // _MOST_OPEN)
     if weights.grain is None:
         _round_by_margin(sums, margins, result, is_open, desk)
@@ -146,27 +147,31 @@ def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bo
         return False
     for begin in range(0, again.size, _AGAIN_COLUMNS):
         columns = again[begin : begin + _AGAIN_COLUMNS]
-        # Picked out, they lie column by column, and einsum would add them in another order.
-        result[columns] = _sum_again(weights.double, np.ascontiguousarray(bits[:, columns]))
+        result[columns] = _sum_again(weights.double, bits.take(columns, axis=1))
     return True
 
 
-def _largest_sums(sizes: Array, bits: Array) -> Array:
-    """What no weighted sum of columns of bf16 is beyond, in each piece of them."""
+def _largest_products(sizes: Array, bits: Array) -> Array:
+    """What no product of a row of bf16 and its weight is beyond, in each piece of the row."""
     pieces = bits.reshape(len(bits), -1, min(_PIECE, bits.shape[1]))
     # As unsigned integers the largest is the most negative number, as signed the most positive.
     negative = pieces.max(axis=2).astype(np.int32) & 0x7FFF
     largest = np.maximum(negative, pieces.view(np.int16).max(axis=2))
-    totals: Array = sizes @ (largest << 16).view(np.float32)
-    return totals
+    products: Array = sizes[:, None] * (largest << 16).view(np.float32)
+    return products
 
 
-def _off_by(rows: int, totals: Array) -> Array:
-    """More than what float32 sums of so many rows are off, where no sum is beyond a total."""
-    # A weight and its product are rounded, then n - 1 sums, then an end of the interval: each is
-    # off by 2**-24 of the total at the most; or by 2**-150, next to zero.
-    margins = (rows + 2) * (2.0**-24 * 1.001 * totals + 2.0**-148)
-    margins = np.nextafter(margins.astype(np.float32), np.float32(np.inf))
+def _off_by(largest: Array, totals: Array) -> Array:
+    """More than what float32 sums of products are off, none of which is beyond the largest."""
+    # A weight is rounded, its product, every sum on the way, and an end of the interval: each is
+    # off by 2**-24 of itself at the most; or by 2**-150, next to zero. In whatever order products
+    # are added, all these sums are largest together where one product comes after the other, the
+    # largest first: the last is part of one sum, the one before of two, the first two of all.
+    rows = len(largest)
+    part_of = np.minimum(np.arange(1, rows + 1), rows - 1)
+    sums = part_of @ np.sort(largest, axis=0)
+    bounds: Array = 2.0**-24 * 1.001 * (3 * totals + sums) + (rows + 2) * 2.0**-148
+    margins: Array = np.nextafter(bounds.astype(np.float32), np.float32(np.inf))
     margins[totals == 0] = 0  # nothing but zeros
     return margins
 
