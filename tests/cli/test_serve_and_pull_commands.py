@@ -154,6 +154,14 @@ def test_serve_json(serve, model):
     assert stop(process)[0] == 0
 
 
+def test_serve_offers_once_what_is_named_twice(serve, model):
+    other = model.parent / "." / ".." / model.parent.name / model.name
+    process, lines = serve(model, other, "--json", lines=1)
+    first, second = json.loads(lines[0])["shares"]
+    assert first["url"] == second["url"]
+    assert stop(process)[0] == 0
+
+
 def test_url_is_the_same_after_a_restart_and_another_for_another_secret(serve, model):
     ids = []
     for secret in ("one", "one", "two"):

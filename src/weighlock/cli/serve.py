@@ -110,7 +110,8 @@ def command(
     """Offer the weights at each of PATHS, and print the URL to pull each from.
 
     Who has a URL can read the weights. A file that is unchanged keeps its URL when the server is
-    started again. Stop with Ctrl-C: what is being sent is finished first.
+    started again. Stop with Ctrl-C: what is being sent has five seconds to finish, and goes on from
+    there when the server is started again.
 
     With --inbox, others can push weights to the URL that is printed, and resume what was cut off.
 
@@ -151,18 +152,21 @@ def command(
                 inbox_id=stable_inbox_id(key, inbox_path),
             )
         shares = {}
+        by_id: dict[str, weighlock.Share] = {}
         for path, catalog, before in zip(paths, catalogs, files, strict=True):
             print_notes(catalog.notes, catalog.unreadable)
             readable = catalog.readable()
             share_id = stable_id(key, path, readable, before)
-            shares[path] = server.share(
-                readable,
-                expires_s=expires,
-                idle_s=None,
-                cacheable=cacheable,
-                title=os.path.basename(os.path.abspath(path)),
-                share_id=share_id,
-            )
+            if share_id not in by_id:  # or it was named twice
+                by_id[share_id] = server.share(
+                    readable,
+                    expires_s=expires,
+                    idle_s=None,
+                    cacheable=cacheable,
+                    title=os.path.basename(os.path.abspath(path)),
+                    share_id=share_id,
+                )
+            shares[path] = by_id[share_id]
         server.start()
         stop = _told_to_stop()  # before the URLs are out: who has read them may end this at once
         tickets = {} if inbox is None else _tickets(inbox, senders)

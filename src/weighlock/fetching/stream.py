@@ -157,6 +157,7 @@ class _Prefetched:
                 refs = dict(batch)
                 del batch
                 while refs:  # let go of each as it is handed out
+                    self._abort.check()  # however much of it is here
                     name = next(iter(refs))
                     yield name, refs.pop(name).load()
         finally:
