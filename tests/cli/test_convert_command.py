@@ -270,3 +270,14 @@ def test_what_a_reader_should_know_is_told(tmp_path, target, convert):
     facts = json.loads(succeeded(convert(path, target, "--json")))
     assert facts["tensors"] == 1
     assert "only the first array is read" in facts["notes"][0]
+
+
+def test_packed_numbers_stay_and_that_is_said(target, convert, tmp_path):
+    source = tmp_path / "packed.safetensors"
+    arrays = {"p": np.zeros(4, ml_dtypes.float4_e2m1fn), "w": np.zeros(4, np.float32)}
+    weighlock.save(source, arrays, durable=False)
+    result = convert(source, target, "--dtype", "bf16")
+    succeeded(result)
+    assert "note: 'p': of less than a byte each, numbers are not converted" in result.stderr
+    with weighlock.open(target) as catalog:
+        assert [ref.dtype.name for ref in catalog.values()] == ["F4", "BF16"]

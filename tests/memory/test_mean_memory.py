@@ -71,8 +71,9 @@ with measured():
     assert max(added_by(script, directory)) <= 128 * MB
 
 
-def test_from_the_wire(directory):
-    (path,) = models(directory, 1, "BF16", 100 * MB)
+@pytest.mark.parametrize(("count", "nbytes"), [(12, 100 * MB), (64, 8 * MB)])
+def test_from_the_wire(directory, count, nbytes):
+    (path,) = models(directory, 1, "BF16", nbytes)
     script = f"""{PRELUDE}
 import subprocess
 owner = subprocess.Popen(
@@ -82,7 +83,7 @@ url = json.loads(owner.stdout.readline())["shares"][0]["url"]
 with weighlock.open(url) as catalog:
     catalog["weight"][:1]
     with measured():
-        weighlock.mean([url] * 12, out=f"{{directory}}/out", durable=False)
+        weighlock.mean([url] * {count}, out=f"{{directory}}/out", durable=False)
 owner.terminate()
 owner.wait()
 owner.stdout.close()

@@ -77,12 +77,12 @@ def test_a_reader_always_sees_one_complete_save_of_two_processes(tmp_path, durab
             # Any reader: who has the file open reads one version to its end.
             with open(path, "rb") as file:
                 seen.add(check(weighlock.open(file.read())))
-            # Our own reader also says so if another version took its place meanwhile.
-            try:
-                with weighlock.open(path) as catalog:
+            # Our own reader also says so if another version took its place since it was opened.
+            with weighlock.open(path) as catalog:
+                try:
                     check(catalog)
-            except SourceChanged:
-                changed += 1
+                except SourceChanged:
+                    changed += 1
         for saver in savers:
             _, errors = saver.communicate(timeout=PATIENCE_S)
             assert saver.returncode == 0, errors

@@ -243,3 +243,14 @@ def test_a_process_killed_while_it_adds_leaves_whole_contributions(tmp_path, pro
         assert (whole.finish()["w"].load() == 2.5).all()
         with pytest.raises(CombineError, match="2: was counted already"):
             whole.add(tmp_path / "2", name="2")
+
+
+def test_more_contributors_of_one_server_than_it_gives_a_peer_connections(
+    server,  # noqa: F811
+    tmp_path,
+):
+    count = weighlock.Limits().connections_per_peer + 6
+    shares = [server.share({"w": np.full(300_000, number, np.float32)}) for number in range(count)]
+    options = {"limits": weighlock.Limits(patience_s=5)}
+    found = weighlock.mean([share.url for share in shares], out=tmp_path / "out", **options)
+    assert (found["w"].load() == np.float32((count - 1) / 2)).all()

@@ -185,3 +185,28 @@ def test_a_median_does_not_depend_on_the_number_beside_it(beside):
     models = [{"a": np.array([beside, large, 1.0])}, {"a": np.array([2.0, large, 3.0])}]
     for made in (weighlock.median, lambda m, **o: weighlock.trimmed_mean(m, 0, **o)):
         assert made(models, finite=False)["a"].load()[1:].tolist() == [large, 2.0]
+
+
+@pytest.mark.parametrize(("weights", "exact"), [((4, 1), 1.2), ((2, 1), 4 / 3), ((1, 4), 1.8)])
+def test_the_least_powers_of_two_are_rounded_to_the_nearest(weights, exact):
+    kind = ml_dtypes.float8_e8m0fnu
+    models = [{"s": np.array([2.0**power], kind)} for power in (-127, -126)]
+    found = weighlock.mean(models, weights)["s"].load().astype(np.float64) * 2.0**127
+    assert found == (1 if exact < 1.5 else 2)
+
+
+def test_numbers_that_no_float_is_are_refused_by_name():
+    models = [{"s": np.ones(2)}, {"s": np.ones(2)}]
+    with pytest.raises(CombineError, match="contributor 1 of 2: has the weight 1000"):
+        weighlock.mean(models, [10**400, 1])
+    with pytest.raises(CombineError, match="scale=1000"):
+        weighlock.apply(*models, 10**400)
+    with pytest.raises(CombineError, match="contributor 1 of 1: has the weight"):
+        weighlock.mean(models[:1], [10**400])
+
+
+def test_integers_too_far_apart_are_told_by_how_much():
+    ends = np.iinfo(np.int64)
+    models = [{"s": np.array([end])} for end in (ends.max, ends.min)]
+    with pytest.raises(CombineError, match=r"2 of 2: .*differs from the first by -1\.845e\+19"):
+        weighlock.mean(models, integers="round")

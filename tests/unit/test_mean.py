@@ -473,6 +473,8 @@ def test_files_that_are_not_there(paths, tmp_path):
     same(loaded(found), loaded(weighlock.mean([paths[0]])))
     with pytest.raises(CombineError, match="every contributor was lost"):
         weighlock.mean([gone], on_lost="exclude")
+    with pytest.raises(CombineError, match="every contributor that has a weight was lost"):
+        weighlock.mean([paths[0], gone], [0, 1], on_lost="exclude")
 
 
 def test_a_full_or_absent_disk_leaves_nothing(paths, tmp_path, no_leaks):

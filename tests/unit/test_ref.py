@@ -695,3 +695,20 @@ def test_packed_elements_are_not_converted():
     ref = weighlock.Catalog.of({"a": sample("F4", (2, 4))})["a"]
     with pytest.raises(UnsupportedDType, match="cannot cast F4 to F32"):
         ref.torch(dtype=torch.float32)
+
+
+def test_targets_whose_elements_share_memory_are_refused():
+    ref = weighlock.Catalog.of({"x": np.arange(12.0).reshape(3, 4)})["x"]
+    windows = np.lib.stride_tricks.sliding_window_view(np.zeros(6), 4, writeable=True)
+    repeated = np.lib.stride_tricks.as_strided(np.zeros(4), (3, 4), (0, 8))
+    for out in (windows, repeated, torch.zeros(4, dtype=torch.float64).expand(3, 4)):
+        with pytest.raises(LayoutError, match="elements of out= share memory"):
+            ref.load(out=out)
+    for out in (
+        np.zeros((4, 3)).T,
+        np.zeros((6, 8))[::2, ::-2],
+        np.zeros((5, 3, 1, 4))[1:2, :, 0][0],
+    ):
+        assert np.array_equal(ref.load(out=out), np.arange(12.0).reshape(3, 4))
+    with pytest.raises(LayoutError, match="share memory"):
+        weighlock.Catalog.of({"x": np.zeros((3, 4))}).load_into({"x": windows})

@@ -530,3 +530,33 @@ def test_specs_may_be_a_mapping_of_the_same_names(path):
 def test_sizes_are_numbers(path):
     with pytest.raises(TypeError, match="max_shard_bytes is a whole number, not '5GB'"):
         weighlock.save(path, ARRAYS, max_shard_bytes="5GB")
+
+
+def test_texts_of_a_sharded_model_are_the_catalogs(tmp_path):
+    tensors = {"a": np.arange(3.0), "b": np.arange(4.0)}
+    weighlock.save(tmp_path / "m", tensors, metadata={"author": "me"}, max_shard_bytes=24)
+    with weighlock.open(tmp_path / "m") as catalog:
+        assert dict(catalog.metadata) == {"author": "me", "total_size": "56"}
+        weighlock.save(tmp_path / "one", catalog)
+    with weighlock.open(tmp_path / "one") as catalog:
+        assert dict(catalog.metadata) == {"author": "me"}
+
+
+@pytest.mark.parametrize("count", [70_000, 150_000])
+def test_what_is_written_beside_tensors_can_be_read(tmp_path, count):
+    one = np.ones(3)
+    texts = {f"key {number}": "text" for number in range(count)}
+    weighlock.save(tmp_path / "texts", {"a": one}, metadata=texts, durable=False)
+    with weighlock.open(tmp_path / "texts") as catalog:
+        assert len(catalog.metadata) == count
+    names = {f"k{number}": one for number in range(count)}
+    weighlock.save(tmp_path / "names", names, tied="alias", durable=False)
+    with weighlock.open(tmp_path / "names") as catalog:
+        assert len(catalog) == count
+
+
+def test_more_beside_tensors_than_readers_take_is_refused(tmp_path):
+    texts = {str(number): "" for number in range(300_000)}
+    with pytest.raises(HeaderError, match="metadata of 300,000 entries"):
+        weighlock.save(tmp_path / "texts", {"a": np.ones(3)}, metadata=texts)
+    assert not list(tmp_path.iterdir())

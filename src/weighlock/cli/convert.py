@@ -33,6 +33,7 @@ from weighlock.tensors.arrays import Array
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import CastRef
 from weighlock.tensors.dtypes import DType
+from weighlock.tensors.naming import some_names
 from weighlock.tensors.ref import TensorRef
 
 __all__ = ["command"]
@@ -142,6 +143,10 @@ def command(
         print_notes(notes, {})  # what is left out is told below
         lost: Counter[str] = Counter()
         chosen = _chosen(catalog, patterns, renames, dtype, lost)
+        if dtype is not None:
+            packed = [r for r in chosen.values() if r.dtype.is_packed and r.dtype.is_float]
+            notes = (*notes, *_left_packed(packed))
+            print_notes(_left_packed(packed), {})
         skipped = _unsupported(chosen, patterns)
         if skipped and not skip_unsupported:
             name, reason = next(iter(skipped.items()))
@@ -207,6 +212,14 @@ def _chosen(
             else _cast(ref, dtype, lost)
         )
     )
+
+
+def _left_packed(refs: Sequence[TensorRef]) -> tuple[str, ...]:
+    """What to say of tensors that stay as they are."""
+    if not refs:
+        return ()
+    which = some_names([ref.name for ref in refs])
+    return (f"{which}: of less than a byte each, numbers are not converted",)
 
 
 def _cast(ref: TensorRef, dtype: DType, lost: Counter[str]) -> TensorRef:

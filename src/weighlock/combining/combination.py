@@ -6,7 +6,7 @@ What differs between a mean and a median is how the rows of a tensor become a pa
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal, TypeAlias, TypedDict, get_args
 
 from weighlock.abort import Abort
@@ -25,7 +25,7 @@ from weighlock.combining.contributors import (
 from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
 from weighlock.combining.outcome import Out, Report, Target, target_for
-from weighlock.combining.plan import Part
+from weighlock.combining.plan import CONNECTED, Part
 from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
 from weighlock.limits import Limits
@@ -162,14 +162,16 @@ class Combination:
                 excluded[label] = str(lost.error).removeprefix(f"{label}: ")
                 given = [entry for entry in given if entry[0] != label]
                 if not any(weight for *_, weight in given):
+                    who = "every contributor that has a weight" if given else "every contributor"
                     raise CombineError(
-                        f"every contributor was lost; the last one: {lost.error}", contributor=label
+                        f"{who} was lost; the last one: {lost.error}", contributor=label
                     ) from lost.error
 
     def _once(
         self, given: Given, part_of: PartOf, excluded: Mapping[str, str]
     ) -> tuple[Target, Report]:
-        opening, options = opening_for(self.options), self.options
+        options = self.options
+        opening = replace(opening_for(options), rests=len(given) > CONNECTED)
         with ExitStack() as closing:
             contributors = [
                 Contributor(label, _opened(opening, number, value, label, closing), weight)

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
+from itertools import islice
 from typing import Literal, TypeAlias
 
 from weighlock.abort import Abort
@@ -25,9 +26,11 @@ from weighlock.formats.detect import open_catalog
 from weighlock.formats.save import own_metadata, source_positions
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, shown
+from weighlock.sources.resting import Rests
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.ref import TensorRef
+from weighlock.tensors.stored import StoredRef
 
 __all__ = [
     "Combinable",
@@ -70,6 +73,8 @@ class Opening:
     verify: bool = True
     limits: Limits | None = None
     abort: Abort | None = None
+    rests: bool = False
+    """There are so many that none is to keep a connection, or what came with it."""
 
     def open(self, given: Combinable, label: str, closing: ExitStack) -> Catalog:
         """The catalog of one; what is opened for it is closed with the stack.
@@ -95,7 +100,12 @@ class Opening:
         except WeighlockError as error:
             named(error, label)
             raise
-        return closing.enter_context(opened)
+        closing.enter_context(opened)
+        if self.rests and not opened.is_sharded:  # shards rest by themselves
+            for ref in islice(opened.values(), 1):
+                if isinstance(ref, StoredRef) and isinstance(ref.source, Rests):
+                    ref.source.rest()
+        return opened
 
 
 def weighed(
@@ -183,7 +193,7 @@ def checked_weight(weight: object, label: str) -> float:
     """
     try:
         value = math.nan if isinstance(weight, (str, bytes)) else float(weight)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         value = math.nan
     if not 0 <= value < math.inf:
         raise CombineError(

@@ -20,7 +20,14 @@ from weighlock.abort import Abort
 from weighlock.combining.contributors import Lost, is_loss, named
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
 from weighlock.combining.outcome import Target
-from weighlock.combining.plan import Block, Part, kept_blocks, plan_blocks, row_bytes
+from weighlock.combining.plan import (
+    CONNECTED,
+    Block,
+    Part,
+    kept_blocks,
+    plan_blocks,
+    row_bytes,
+)
 from weighlock.combining.rounding import numbers_per_unit, unit_bytes
 from weighlock.combining.rows import KeepsBlocks, Rows, is_remote, remote_sources
 from weighlock.errors import (
@@ -124,7 +131,8 @@ class _Run:
         if self._sources:
             for source in self._sources:
                 if isinstance(source, KeepsBlocks):
-                    source.keep_at_most(kept_blocks(len(self._sources)))
+                    count = len(self._sources)
+                    source.keep_at_most(kept_blocks(count), connections=count <= CONNECTED)
             readers = min(_READERS, self._shape[0] * _AHEAD)
             self._pool = ThreadPoolExecutor(readers, thread_name_prefix="weighlock-ahead")
         helpers: list[threading.Thread] = []

@@ -70,9 +70,10 @@ class Agreed:
                 mean += weight * row.astype(np.float64)
             return rounded_to(mean, values.dtype)
         first, apart = values[0], np.zeros(values.shape[1])
-        for weight, row in zip(self.weights, values, strict=True):
+        for number, (weight, row) in enumerate(zip(self.weights, values, strict=True)):
             differs = (row - first).view(np.int64)
-            _check_not_around(differs, row.astype(np.float64) - first.astype(np.float64))
+            expected = row.astype(np.float64) - first.astype(np.float64)
+            _check_not_around(differs, expected, "differs from the first by", number)
             apart += weight * differs
         return nearest(first, apart, np.int64)
 
@@ -151,7 +152,10 @@ def _check_exact(part: Array, product: Array, factor: float, row: int) -> None:
         raise Fault(what, row=row, unit=int(wrong[0]))
 
 
-def _check_not_around(found: Array, estimate: Array) -> None:
+def _check_not_around(
+    found: Array, estimate: Array, what: str = "becomes", row: int | None = None
+) -> None:
     wrong = np.flatnonzero(np.abs(found.astype(np.float64) - estimate) > _OVERFLOWED)
     if wrong.size:
-        raise Fault(f"becomes {estimate[wrong[0]]:.4g}, beyond 64 bits", unit=int(wrong[0]))
+        told = f"{what} {estimate[wrong[0]]:.4g}, beyond 64 bits"
+        raise Fault(told, row=row, unit=int(wrong[0]))

@@ -119,7 +119,7 @@ def _number(name: str, value: object) -> float:
     try:
         if not isinstance(value, (str, bytes)):
             return float(value)  # type: ignore[arg-type]
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
     raise CombineError(f"{name}={value!r}: it is a number; the file to write is out=")
 

@@ -13,7 +13,7 @@ from weighlock.combining.rounding import unit_bytes, units_of
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import TensorSpec
 
-__all__ = ["Block", "Part", "kept_blocks", "plan_blocks", "row_bytes"]
+__all__ = ["CONNECTED", "Block", "Part", "kept_blocks", "plan_blocks", "row_bytes"]
 
 _LOCAL_BYTES = 512 * 1024
 """A row from a file. Shorter ones would stay nearer to a core; but threads that meet between calls
@@ -27,6 +27,10 @@ _ALL_BYTES = 40 * 1024 * 1024
 
 _KEPT_BYTES = 1024 * 1024
 """What a remote source keeps of a block of which a row took a part."""
+
+CONNECTED = 24
+"""So many remote sources keep their connections, of which each has up to two. A server may give one
+peer 64 in all; where there are more sources, each connects anew for every block."""
 
 _UNITS = 64
 """Blocks are multiples of so many units, so that each starts on whole words."""
@@ -84,7 +88,7 @@ def row_bytes(rows: int, *, under_way: int, sources: int = 0) -> int:
 
 def kept_blocks(sources: int) -> int:
     """How many blocks each of so many remote sources may keep for its next rows."""
-    return 2 if sources <= 16 else 1 if sources <= 64 else 0
+    return 2 if sources <= 16 else 1 if sources <= 80 else 0
 
 
 def plan_blocks(parts: Sequence[Part], max_row_bytes: int) -> Iterator[Block]:

@@ -27,6 +27,9 @@ __all__ = [
 
 _HALVES = {DType.C64: DType.F32, DType.C128: DType.F64}
 
+_NEAR_LEAST_E8M0 = 1.5 * 2.0**-127
+"""What is less is nearer to the least number of F8_E8M0 than to the next."""
+
 _NAN = 0x7FC0
 _LEAST_NORMAL = np.uint16(0x0080)
 
@@ -118,6 +121,8 @@ def narrow(values: Array, dtype: DType, out: Array) -> None:
             out[...] = pack_f4(values.astype(kind.numpy).view(np.uint8))
         else:
             np.copyto(out.view(kind.numpy), values, casting="unsafe")
+            if kind is DType.F8_E8M0:  # ml_dtypes rounds all beyond its least number up
+                out[(values > 0) & (values < _NEAR_LEAST_E8M0)] = 0
 
 
 def to_odd(values: Array) -> Array:

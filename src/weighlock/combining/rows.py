@@ -29,8 +29,8 @@ _KEPT_BYTES = 8 * 1024 * 1024
 class KeepsBlocks(Protocol):
     """A source that holds some of what it read, for the next reads."""
 
-    def keep_at_most(self, blocks: int) -> None:
-        """Hold no more than so many blocks."""
+    def keep_at_most(self, blocks: int, *, connections: bool = True) -> None:
+        """Hold no more than so many blocks, and connections that nobody uses only if told to."""
 
 
 def is_remote(ref: TensorRef) -> bool:

@@ -5,7 +5,7 @@ import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, TypeAlias
 
-from weighlock.errors import FormatError, SourceError
+from weighlock.errors import FormatError, SourceChanged, SourceError
 from weighlock.formats import sharded
 from weighlock.formats.impostors import NOT_READ, impostor_of
 from weighlock.formats.nested import with_nested
@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     from weighlock.tensors.catalog import Catalog
 
 __all__ = ["Openable", "check_beginning", "open_catalog", "open_source"]
+
+_ATTEMPTS = 8
+"""How often a file is opened that is replaced meanwhile."""
 
 Openable: TypeAlias = "str | os.PathLike[str] | bytes | bytearray | memoryview | Source"
 
@@ -103,12 +106,23 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
         from weighlock.formats.dcp import open_dcp
 
         return open_dcp(path, limits)
-    source = FileSource(path)
-    try:
-        return open_source(source, limits)
-    except BaseException:
-        source.close()
-        raise
+    return _open_file(path, limits)
+
+
+def _open_file(path: str, limits: Limits) -> "Catalog":
+    for attempt in range(_ATTEMPTS):
+        source = FileSource(path)
+        try:
+            return open_source(source, limits)
+        except SourceChanged:
+            # Somebody has put another file there: whoever opens it now wants that one.
+            source.close()
+            if attempt + 1 == _ATTEMPTS:
+                raise
+        except BaseException:
+            source.close()
+            raise
+    raise AssertionError("not reached")
 
 
 # What a directory may hold its model as. Where it holds it in two formats, the first kind counts.

@@ -110,8 +110,11 @@ def _header_length(source: "Source", limits: Limits) -> int:
 _LONG_LIST = re.compile(rb"\[[^\[\]]{2000}")
 _NEGATIVE = re.compile(rb"[\[,]\s*-")
 
-_SPARE_TOKENS = 65_536
-"""Objects, arrays and commas a header may hold beside its tensors."""
+_SPARE_TOKENS = 160_000
+"""Objects, arrays and commas a header may always hold beside its tensors."""
+
+_TOKEN_BYTES = 80
+"""And one more for so many bytes of it: built, an entry of metadata takes 200."""
 
 _entries_decoder = msgspec.json.Decoder(dict[str, _Entry])
 _beside_decoder = msgspec.json.Decoder(_Beside)
@@ -138,7 +141,7 @@ def _parse_plain(raw: bytes, count: int, limits: Limits) -> _Header | None:
     if b"\\" in raw or _LONG_LIST.search(raw) or (b"-" in raw and _NEGATIVE.search(raw)):
         return None
     # Counted before anything is built: `"a":{}` and `"a":""` are twenty times as large as objects.
-    if raw.count(b"{") > count + 2 or raw.count(b'"') > 10 * count + 4 * _SPARE_TOKENS:
+    if raw.count(b"{") > count + 2 or raw.count(b'"') > 10 * count + 4 * _spare(len(raw)):
         return None
     try:
         entries = _entries_decoder.decode(raw)
@@ -163,7 +166,7 @@ def _parse_strictly(raw: bytes, source: str, count: int, limits: Limits) -> _Hea
     """The header, key by key, or an error that says what is wrong with which tensor."""
     # What `count` tensors usually need, and some more for fields that readers must ignore. Not what
     # they could need: a text that only looks like many tensors would buy room for a bomb.
-    tokens = 16 * count + _SPARE_TOKENS
+    tokens = 16 * count + _spare(len(raw))
     found = strict_json.parse(raw, source=source, tokens=tokens)
     metadata = found.pop("__metadata__", None)
     if metadata is None:
@@ -172,6 +175,11 @@ def _parse_strictly(raw: bytes, source: str, count: int, limits: Limits) -> _Hea
         raise HeaderError("__metadata__ is not a mapping of text to text", source=source)
     limits.check("tensors", len(found), f"{source}: tensors in the header")
     return _Header({name: _entry(name, value, source) for name, value in found.items()}, metadata)
+
+
+def _spare(nbytes: int) -> int:
+    """Objects, arrays and commas that a header of so many bytes may hold beside its tensors."""
+    return _SPARE_TOKENS + nbytes // _TOKEN_BYTES
 
 
 def _entry(name: str, value: object, source: str) -> _Entry:
@@ -369,4 +377,10 @@ def check_metadata(metadata: Mapping[str, str] | None) -> dict[str, str]:
             value.encode()
         except UnicodeEncodeError as error:
             raise HeaderError(f"metadata {key!r} holds a lone surrogate") from error
+    most = _spare(sum(len(key) + len(value) for key, value in checked.items())) - 8
+    if len(checked) > most:
+        raise HeaderError(
+            f"metadata of {len(checked):,} entries, tied names among them: of texts as short as "
+            f"these, a header may hold {most:,}"
+        )
     return checked

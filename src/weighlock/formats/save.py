@@ -287,4 +287,6 @@ def _save_sharded(
         weight_map = dict(shards.weight_map)
         weight_map.update((alias, weight_map[name]) for alias, name in job.aliases.items())
         with AtomicFile(directory.path_of(INDEX_NAME), durable=job.durable, staged=True) as file:
-            file.write(0, memoryview(build_index(weight_map, shards.total_bytes)))
+            texts = {key: text for key, text in job.metadata.items() if key != GROUPS_KEY}
+            index = build_index(weight_map, shards.total_bytes, texts)
+            file.write(0, memoryview(index))

@@ -75,9 +75,12 @@ def shard_name(number: int, count: int) -> str:
     return f"model-{number:05d}-of-{count:05d}.safetensors"
 
 
-def build_index(weight_map: Mapping[str, str], total_bytes: int) -> bytes:
-    """The index as JSON: which tensor lies in which file, and how many bytes all have."""
-    index = {"metadata": {"total_size": total_bytes}, "weight_map": dict(weight_map)}
+def build_index(
+    weight_map: Mapping[str, str], total_bytes: int, metadata: Mapping[str, str] | None = None
+) -> bytes:
+    """The index as JSON: which tensor lies in which file, how many bytes all have, and texts."""
+    beside = {**(metadata or {}), "total_size": total_bytes}
+    index = {"metadata": beside, "weight_map": dict(weight_map)}
     return msgspec.json.format(msgspec.json.encode(index), indent=2) + b"\n"
 
 

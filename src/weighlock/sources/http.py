@@ -4,11 +4,11 @@ On a Weighlock server it is read block by verified block, on any other that answ
 server says it is. What is asked how is `Remote`'s; here lies what a read needs of it.
 """
 
+import mmap
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
 
-import numpy as np
 from blake3 import blake3
 
 from weighlock.errors import ShortRead, SourceError
@@ -18,7 +18,6 @@ from weighlock.sources.http_remote import Remote
 from weighlock.sources.http_replies import Resource
 from weighlock.sources.resting import Resting
 from weighlock.sources.turns import in_turns
-from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
 
 __all__ = ["HttpSource"]
@@ -48,9 +47,10 @@ class HttpSource:
         self.remote = remote
         self._resting = resting
         self.label = self.remote.label
-        self._kept: OrderedDict[int, bytes] = OrderedDict()
+        self._kept: OrderedDict[int, bytes | memoryview] = OrderedDict()
         self._lock = PerProcess(threading.Lock)
         self._most = _KEPT_BLOCKS
+        self._keeps_connections = True
         if resting is not None:
             resting.use(self)
 
@@ -91,15 +91,22 @@ class HttpSource:
         address = self.remote.address
         return _unpickled, (address.ticket, self.remote.verify, self.remote.resource.moved(address))
 
-    def keep_at_most(self, blocks: int) -> None:
+    def keep_at_most(self, blocks: int, *, connections: bool = True) -> None:
         """Hold so many blocks for later reads, and the start of the file no longer.
 
         For who has many files open at once, and reads each from one end to the other.
+
+        Args:
+            blocks: how many.
+            connections: keep those that nobody uses; a server gives one peer only so many.
         """
         with self._lock():
             self._most = blocks
             self._kept.clear()
         self.remote.first = b""
+        self._keeps_connections = connections
+        if not connections:
+            self.remote.connections.rest()
 
     def rest(self) -> None:
         """Let go of blocks, and of connections that nobody uses now; the next read asks anew."""
@@ -124,7 +131,11 @@ class HttpSource:
             )
         if self._resting is not None:
             self._resting.use(self)
-        span = Span(offset, len(buffer))
+        self._read(Span(offset, len(buffer)), buffer)
+        if not self._keeps_connections:
+            self.remote.connections.rest()
+
+    def _read(self, span: Span, buffer: memoryview) -> None:
         first = self.remote.first  # once: another thread may drop it
         if self.verifies:
             self._read_verified(span, buffer)
@@ -176,7 +187,7 @@ class HttpSource:
         for block, content in kept.items():
             place.fill(block, content)
 
-    def _keep(self, block: int, content: bytes) -> None:
+    def _keep(self, block: int, content: bytes | memoryview) -> None:
         with self._lock():
             self._kept[block] = content
             while len(self._kept) > self._most:
@@ -213,7 +224,7 @@ class _Window:
     def __init__(self, span: Span, buffer: memoryview, size: int) -> None:
         self.buffer = buffer
         self.done: set[int] = set()
-        self.partial: dict[int, bytes] = {}
+        self.partial: dict[int, memoryview] = {}
         self._span = span
         self._size = size
         self._aside = memoryview(b"")
@@ -224,18 +235,21 @@ class _Window:
         if first >= 0 and whole.end <= self._span.end:
             return (self.buffer[first : first + whole.length],)
         if not len(self._aside):
-            self._aside = byte_view(empty((BLOCK_BYTES,), np.dtype(np.uint8)))
+            # Of its own pages, which are gone when it is: many threads make such blocks, and where
+            # each lets go of them malloc would keep the room.
+            own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+            self._aside = memoryview(mmap.mmap(-1, BLOCK_BYTES, flags=own))
         return (self._aside[: whole.length],)
 
     def landed(self, block: int) -> None:
         whole = block_span(block, self._size)
         if whole.offset < self._span.offset or whole.end > self._span.end:
-            content = bytes(self._aside[: whole.length])
+            content, self._aside = self._aside[: whole.length], memoryview(b"")
             self.partial[block] = content
             self.fill(block, content)
         self.done.add(block)
 
-    def fill(self, block: int, content: bytes) -> None:
+    def fill(self, block: int, content: bytes | memoryview) -> None:
         """Take what belongs to the span from a block that is already here."""
         whole = block_span(block, self._size)
         begin = max(whole.offset, self._span.offset)

@@ -6,16 +6,17 @@ A model may have more files than a process may have descriptors. Knows sources o
 import threading
 import weakref
 from collections import OrderedDict
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 from weighlock.per_process import PerProcess
 
-__all__ = ["Resting"]
+__all__ = ["Resting", "Rests"]
 
 _AWAKE = 8
 """With four connections each, that is 32."""
 
 
+@runtime_checkable
 class Rests(Protocol):
     """What can let go of connections and memory, and goes on when it is used again."""
 

@@ -1,7 +1,7 @@
 """Numpy arrays as the bytes a file holds, and back. Knows arrays and dtypes; no specs, no I/O."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
@@ -20,6 +20,7 @@ __all__ = [
     "empty",
     "flat_bytes",
     "pack_f4",
+    "shares_elements",
     "unpack_f4",
 ]
 
@@ -70,6 +71,24 @@ def byte_view(array: Array) -> memoryview:
     The view goes through uint8, as the types of ml_dtypes do not speak the buffer protocol.
     """
     return memoryview(flat_bytes(array))  # type: ignore[arg-type]
+
+
+def shares_elements(shape: Sequence[int], steps: Sequence[int], width: int) -> bool:
+    """Whether elements of such an array may lie over each other: what fills it would lose some.
+
+    Those of no view that slices and transposes make of a plain array do.
+
+    Args:
+        shape: of the array.
+        steps: bytes from one element to the next, along each axis.
+        width: bytes of an element.
+    """
+    reach = width
+    for step, count in sorted((abs(s), n) for s, n in zip(steps, shape, strict=True) if n != 1):
+        if step < reach:
+            return 0 not in shape
+        reach += step * (count - 1)
+    return False
 
 
 def empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:

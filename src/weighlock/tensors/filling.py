@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from weighlock.errors import LayoutError
-from weighlock.tensors.arrays import Array
+from weighlock.tensors.arrays import Array, shares_elements
 from weighlock.tensors.convert import cast as converted
 from weighlock.tensors.convert import check_cast
 from weighlock.tensors.dtypes import DType
@@ -48,7 +48,7 @@ class Extent(NamedTuple):
         if 0 in shape:
             return None
         ways = [(count - 1) * step for count, step in zip(shape, steps, strict=True)]
-        if any(count > 1 and step == 0 for count, step in zip(shape, steps, strict=True)):
+        if shares_elements(shape, steps, width):
             raise LayoutError("its elements share memory, as those of an expanded one do")
         low = address + sum(min(0, way) for way in ways)
         high = address + sum(max(0, way) for way in ways) + width

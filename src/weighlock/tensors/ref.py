@@ -18,6 +18,7 @@ from weighlock.tensors.arrays import (
     array_pieces,
     byte_view,
     empty,
+    shares_elements,
     unpack_f4,
 )
 from weighlock.tensors.dtypes import DType
@@ -278,6 +279,10 @@ def _as_target(spec: TensorSpec, out: object) -> Array:
             f"tensor {spec.name!r} is {spec.dtype} {list(spec.shape)} and loads as "
             f"{spec.dtype.numpy} {list(loaded_shape(spec))}, "
             f"out= is {array.dtype} {list(array.shape)}"
+        )
+    if shares_elements(array.shape, array.strides, array.itemsize):
+        raise LayoutError(
+            f"tensor {spec.name!r}: elements of out= share memory, as those of an expanded one do"
         )
     return array
 
