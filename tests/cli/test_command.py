@@ -19,6 +19,7 @@ from cli_checks import (
 )
 
 import weighlock
+from weighlock.disk.owner import Owner, temporary_name
 
 VERBS = [
     *("ls", "info", "convert", "verify", "diff", "scan"),
@@ -165,6 +166,14 @@ def test_sweep_says_once_what_is_wrong(path, weighlock_command):
     assert_refused(result, f"{nowhere}: cannot be swept: No such file or directory")
     assert result.stderr.count(str(nowhere)) == 1
     assert_refused(weighlock_command("sweep", path), f"{path}: cannot be swept: Not a directory")
+
+
+def test_sweep_says_that_it_passes_over_unfinished_files(path, weighlock_command):
+    gone = Owner(os.getpid(), "1", Owner.current().boot)
+    (path.parent / temporary_name("a", gone)).write_bytes(bytes(10))
+    result = weighlock_command("sweep", path.parent)
+    assert result.stderr == "note: 1 unfinished file (.part-): --parts looks at them too\n"
+    assert "1 removed" in weighlock_command("sweep", "--parts", path.parent).stdout
 
 
 def test_a_directory_to_write_to_must_be_there(path, weighlock_command):

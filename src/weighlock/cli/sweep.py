@@ -6,8 +6,9 @@ from dataclasses import asdict
 import click
 
 import weighlock
-from weighlock.cli.shared import json_option, print_json
-from weighlock.cli.text import columns, escaped, size
+from weighlock.cli.shared import json_option, print_json, tell
+from weighlock.cli.text import columns, counted, escaped, size
+from weighlock.disk.owner import part_owner
 from weighlock.disk.sweep import Leftover
 from weighlock.errors import DiskError
 
@@ -25,7 +26,7 @@ def command(root: str, parts: bool, dry_run: bool, as_json: bool) -> None:
     What is in use, or might be, is kept and listed with the reason.
     """
     try:
-        os.scandir(root).close()
+        unfinished = sum(part_owner(name) is not None for name in os.listdir(root))
     except OSError as error:
         raise DiskError(f"{root}: cannot be swept: {error.strerror}", errno=error.errno) from error
     report = weighlock.sweep(root, parts=parts, dry_run=dry_run)
@@ -36,6 +37,8 @@ def command(root: str, parts: bool, dry_run: bool, as_json: bool) -> None:
         )
         print_json({**facts, "removed": removed, "kept": kept})
         return
+    if unfinished and not parts:
+        tell(f"note: {counted(unfinished, 'unfinished file')} (.part-): --parts looks at them too")
     done = "would go" if dry_run else "removed"
     rows = [
         *(_row(done, found) for found in report.removed),
