@@ -254,7 +254,6 @@ def test_serve_says_in_one_line_what_is_wrong(model, tmp_path, weighlock_command
         ([model, "--host", "0.0.0.0"], "--insecure"),
         ([model, "--host", "0.0.0.0", "--insecure"], "--public-url"),
         ([model, "--tls-cert", model], "certificate"),
-        ([model, model], "already"),
         ([model, "--host", "192.0.2.1", "--insecure"], "listen"),
     ]
 

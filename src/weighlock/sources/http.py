@@ -4,7 +4,6 @@ On a Weighlock server it is read block by verified block, on any other that answ
 server says it is. What is asked how is `Remote`'s; here lies what a read needs of it.
 """
 
-import mmap
 import threading
 from collections import OrderedDict
 from collections.abc import Iterator, Sequence
@@ -18,6 +17,7 @@ from weighlock.sources.http_remote import Remote
 from weighlock.sources.http_replies import Resource
 from weighlock.sources.resting import Resting
 from weighlock.sources.turns import in_turns
+from weighlock.tensors.arrays import own_pages
 from weighlock.tensors.spec import Span
 
 __all__ = ["HttpSource"]
@@ -235,10 +235,7 @@ class _Window:
         if first >= 0 and whole.end <= self._span.end:
             return (self.buffer[first : first + whole.length],)
         if not len(self._aside):
-            # Of its own pages, which are gone when it is: many threads make such blocks, and where
-            # each lets go of them malloc would keep the room.
-            own = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-            self._aside = memoryview(mmap.mmap(-1, BLOCK_BYTES, flags=own))
+            self._aside = own_pages(BLOCK_BYTES)  # many threads make and drop such blocks
         return (self._aside[: whole.length],)
 
     def landed(self, block: int) -> None:

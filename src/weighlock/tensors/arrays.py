@@ -1,6 +1,7 @@
 """Numpy arrays as the bytes a file holds, and back. Knows arrays and dtypes; no specs, no I/O."""
 
 import math
+import mmap
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -19,6 +20,7 @@ __all__ = [
     "byte_view",
     "empty",
     "flat_bytes",
+    "own_pages",
     "pack_f4",
     "shares_elements",
     "unpack_f4",
@@ -103,6 +105,14 @@ def empty(shape: tuple[int, ...], dtype: "np.dtype[Any]") -> Array:
     reserved = np.empty(nbytes + HUGE_PAGE, np.uint8)
     start = -reserved.ctypes.data % HUGE_PAGE
     return reserved[start : start + nbytes].view(dtype).reshape(shape)
+
+
+def own_pages(nbytes: int) -> memoryview:
+    """Memory in pages of its own, which are gone when it is.
+
+    Of what many threads make and drop, malloc keeps the room, for each thread apart.
+    """
+    return memoryview(mmap.mmap(-1, nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS))
 
 
 def array_pieces(array: Array, dtype: DType, max_bytes: int) -> Iterator[memoryview]:
