@@ -111,6 +111,9 @@ class Writer(Lifetime):
             self._file = AtomicFile(path, durable=durable, staged=staged, disk=disk)
         try:
             self._file.reserve(self._placement.total_bytes)
+            if specs is not None:
+                # What is written within a file takes the kernel less than what makes it longer.
+                self._file.truncate(self._placement.total_bytes)
         except BaseException:
             self._file.discard()
             raise
