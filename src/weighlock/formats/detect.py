@@ -110,19 +110,17 @@ def _open_path(path: str, limits: Limits) -> "Catalog":
 
 
 def _open_file(path: str, limits: Limits) -> "Catalog":
-    for attempt in range(_ATTEMPTS):
+    left = _ATTEMPTS
+    while True:
         source = FileSource(path)
+        left -= 1
         try:
             return open_source(source, limits)
-        except SourceChanged:
-            # Somebody has put another file there: whoever opens it now wants that one.
+        except BaseException as error:
             source.close()
-            if attempt + 1 == _ATTEMPTS:
+            # Somebody may have put another file there: whoever opens it now wants that one.
+            if not isinstance(error, SourceChanged) or not left:
                 raise
-        except BaseException:
-            source.close()
-            raise
-    raise AssertionError("not reached")
 
 
 # What a directory may hold its model as. Where it holds it in two formats, the first kind counts.
