@@ -915,16 +915,6 @@ def test_an_abort_between_two_tries_is_prompt(tmp_path, no_leaks):
         assert time.monotonic() - began < 1
 
 
-def test_an_aborted_stream_hands_out_nothing_more_of_what_is_here(server):
-    share = server.share({f"b{number}": np.zeros(1 << 17) for number in range(20)})
-    abort = weighlock.Abort()
-    stream = weighlock.stream(share.url, abort=abort)
-    next(stream)
-    abort.set("enough")
-    with pytest.raises(Aborted, match="enough"):
-        next(stream)
-
-
 def test_a_stream_that_is_aborted_or_left_ends_at_once(server, chaos):
     share = server.share(model(6))
     for leave in (True, False):
