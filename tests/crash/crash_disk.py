@@ -125,9 +125,9 @@ class RecordingDisk(PosixDisk):
         self.start.names[node] = {}  # harmless before it has a name
         self._name(directory, name, node)
 
-    def write(self, fd, data, offset):
-        taken = super().write(fd, data, offset)
-        self.log.append(Write(self._of(fd), offset, bytes(data[:taken])))
+    def write(self, fd, parts, offset):
+        taken = super().write(fd, parts, offset)
+        self.log.append(Write(self._of(fd), offset, b"".join(parts)[:taken]))
         return taken
 
     def copy(self, source_fd, source_offset, fd, offset, count):

@@ -91,8 +91,9 @@ class HalfDisk(Around):
 
     def instead(self, real, *arguments):
         if self._operation == "write":
-            fd, data, offset = arguments
-            return real(fd, data[: (len(data) + 1) // 2], offset)
+            fd, parts, offset = arguments
+            whole = memoryview(b"".join(parts))
+            return real(fd, [whole[: (len(whole) + 1) // 2]], offset)
         *where, count = arguments
         return real(*where, (count + 1) // 2)
 

@@ -41,6 +41,12 @@ def planned(path, disk=None, tensors=NEW, durable=True):
             writer.write(name, tensors[name])
 
 
+def together(path, disk=None, tensors=NEW, durable=True):
+    """All at once, as a state dict is saved: neighbours are written in one call."""
+    with weighlock.Writer(path, specs_of(tensors), durable=durable, disk=disk) as writer:
+        writer.copy_all([as_ref(name, array) for name, array in tensors.items()])
+
+
 def streamed(path, disk=None, tensors=NEW, durable=True, header_bytes=1024):
     """Nothing is known before."""
     with weighlock.Writer(path, durable=durable, header_bytes=header_bytes, disk=disk) as writer:
@@ -64,7 +70,13 @@ def copied(path, disk=None, tensors=NEW, durable=True):
             writer.copy_all(catalog.values())
 
 
-SINGLE = {"planned": planned, "streamed": streamed, "cramped": cramped, "copied": copied}
+SINGLE = {
+    "planned": planned,
+    "together": together,
+    "streamed": streamed,
+    "cramped": cramped,
+    "copied": copied,
+}
 """Ways to one file."""
 
 

@@ -228,10 +228,10 @@ def test_a_file_is_not_finished_while_another_thread_is_writing_to_it(tmp_path):
     """Finishing may wait for the other thread or be refused; what appears is whole."""
 
     class HoldsTheLast(WaitingDisk):
-        def instead(self, real, fd, data, offset):
-            if bytes(data) != NEW["codes"].tobytes():
-                return real(fd, data, offset)
-            return super().instead(real, fd, data, offset)
+        def instead(self, real, fd, parts, offset):
+            if b"".join(parts) != NEW["codes"].tobytes():
+                return real(fd, parts, offset)
+            return super().instead(real, fd, parts, offset)
 
     def finish():
         with contextlib.suppress(weighlock.WeighlockError):

@@ -205,7 +205,7 @@ def test_writing_over_the_old_file_is_found(tmp_path):
     weighlock.save(whole, NEW)
     disk = RecordingDisk(tmp_path)
     with open(path, "r+b") as file:
-        disk.write(file.fileno(), memoryview(whole.read_bytes()), 0)
+        disk.write(file.fileno(), [memoryview(whole.read_bytes())], 0)
         disk.sync(file.fileno())
     disk.mark(RETURNED)
 

@@ -53,7 +53,7 @@ def test_an_unnamed_file_is_not_listed_and_gone_when_closed(disk, directory, tmp
     fd = disk.create_unnamed(directory)
     if fd is None:
         return  # as the protocol allows
-    assert disk.write(fd, memoryview(b"bytes"), 0) == 5
+    assert disk.write(fd, [memoryview(b"bytes")], 0) == 5
     assert os.listdir(tmp_path) == []
     disk.close(fd)
     assert os.listdir(tmp_path) == []
@@ -63,7 +63,7 @@ def test_an_unnamed_file_gets_a_name_which_must_be_new(disk, directory, tmp_path
     fd = disk.create_unnamed(directory)
     if fd is None:
         return  # as the protocol allows
-    disk.write(fd, memoryview(b"bytes"), 0)
+    disk.write(fd, [memoryview(b"bytes")], 0)
     (tmp_path / "taken").write_bytes(b"other")
     with pytest.raises(FileExistsError):
         disk.link(fd, directory, "taken")
@@ -90,8 +90,8 @@ def test_a_name_that_is_taken_cannot_be_created(disk, directory, tmp_path, taken
 
 
 def test_what_is_written_is_there_and_what_is_left_out_is_zero(disk, file, tmp_path):
-    assert disk.write(file, memoryview(b"later"), 10) == 5
-    assert disk.write(file, memoryview(b"first"), 0) == 5
+    assert disk.write(file, [memoryview(b"later")], 10) == 5
+    assert disk.write(file, [memoryview(b"first")], 0) == 5
     assert (tmp_path / "file").read_bytes() == b"first" + bytes(5) + b"later"
 
 
@@ -110,14 +110,14 @@ def test_an_insert_shifts_what_follows_or_changes_nothing(disk, file, tmp_path):
     block = disk.block_bytes(file)
     assert block > 0
     assert block % 512 == 0
-    disk.write(file, memoryview(b"bytes" * block), 0)
+    disk.write(file, [memoryview(b"bytes" * block)], 0)
     before = (tmp_path / "file").read_bytes()
     inserted = disk.insert(file, 0, block)
     assert (tmp_path / "file").read_bytes() == (bytes(block) if inserted else b"") + before
 
 
 def test_an_insert_that_is_not_of_whole_blocks_changes_nothing(disk, file, tmp_path):
-    disk.write(file, memoryview(b"bytes"), 0)
+    disk.write(file, [memoryview(b"bytes")], 0)
     assert not disk.insert(file, 0, 1)
     assert (tmp_path / "file").read_bytes() == b"bytes"
 
@@ -130,7 +130,7 @@ def test_an_insert_that_fails_is_told_from_one_that_cannot_be():
 
 def test_a_rename_replaces(disk, directory, file, tmp_path):
     (tmp_path / "other").write_bytes(b"other")
-    disk.write(file, memoryview(b"bytes"), 0)
+    disk.write(file, [memoryview(b"bytes")], 0)
     disk.sync(file)
     disk.rename(directory, "file", "other")
     disk.sync(directory)

@@ -34,7 +34,7 @@ class PlainMemoryDisk(MemoryDisk, PlainDisk):
 DISKS = {"posix": MemoryDisk, "named": NamedMemoryDisk, "plain": PlainMemoryDisk}
 ERRORS = [errno.ENOSPC, errno.EIO, errno.EDQUOT, errno.EACCES]
 
-CALLS = ["pwrite64", "fallocate", "linkat", "renameat", "mkdirat", "unlinkat", "openat"]
+CALLS = ["pwrite64", "pwritev", "fallocate", "linkat", "renameat", "mkdirat", "unlinkat", "openat"]
 HARMLESS = {"free_bytes", "unlink", "unlock", "remove_directory", "close"}
 """Operations that are not needed for a save to succeed."""
 

@@ -17,6 +17,7 @@ pytest_plugins = ["crash.fixtures"]
 
 EFFECTS = {
     "pwrite64",
+    "pwritev",
     "copy_file_range",
     "fallocate",
     "fsync",
@@ -72,7 +73,7 @@ def kill_everywhere(child, directory, job, *, before, prepare):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("disk", ["posix", "plain"])
-@pytest.mark.parametrize("way", sorted(WAYS.keys() - {"streamed"}))
+@pytest.mark.parametrize("way", WAYS)
 def test_a_save_killed_at_any_system_call_leaves_the_old_or_the_new_file(
     memory_path, child, way, disk
 ):

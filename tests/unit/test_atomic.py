@@ -165,17 +165,25 @@ def test_without_durability_nothing_is_synced(path):
 
 def test_a_disk_that_takes_little_at_a_time_gets_it_all(path):
     class Slow(PosixDisk):
-        def write(self, fd, data, offset):
-            return os.pwrite(fd, data[:3], offset)
+        def write(self, fd, parts, offset):
+            return os.pwrite(fd, parts[0][:3], offset)
 
     with AtomicFile(path, disk=Slow()) as file:
-        file.write(5, memoryview(b"0123456789"))
+        file.write(5, memoryview(b"0123"), memoryview(b""), memoryview(b"456"), memoryview(b"789"))
     assert path.read_bytes() == bytes(5) + b"0123456789"
+
+
+def test_many_parts_are_written_one_after_the_other(path):
+    """More than one call takes: IOV_MAX is 1024."""
+    parts = [memoryview(bytes([number % 251]) * (number % 7)) for number in range(5000)]
+    with AtomicFile(path) as file:
+        file.write(3, *parts)
+    assert path.read_bytes() == bytes(3) + b"".join(parts)
 
 
 def test_a_disk_that_takes_nothing_is_an_error(path):
     class Stuck(PosixDisk):
-        def write(self, fd, data, offset):
+        def write(self, fd, parts, offset):
             return 0
 
     file = AtomicFile(path, disk=Stuck())

@@ -110,18 +110,21 @@ class AtomicFile(Lifetime):
         """Raise `NoSpace` now if so many bytes cannot fit, before any work is done for them."""
         self._place.reserve(total_bytes)
 
-    def write(self, offset: int, data: memoryview) -> None:
-        """Write all of `data` at that offset."""
-        done, wanted = 0, len(data)
+    def write(self, offset: int, *parts: memoryview) -> None:
+        """Write all of these, one after the other, from that offset on."""
+        parts = tuple(filter(len, parts))
+        done, wanted = 0, sum(map(len, parts))
         with (
             self._in_use(),
             self._place.errors(f"writing {wanted:,} bytes at {offset:,} failed", wanted),
         ):
             while done < wanted:
-                taken = self._disk.write(self._fd, data[done:] if done else data, offset + done)
+                taken = self._disk.write(self._fd, parts, offset + done)
                 if taken == 0:
                     raise DiskError(f"{self.path}: took {done:,} of {wanted:,} bytes and no more")
                 done += taken
+                if done < wanted:
+                    parts = _after(parts, taken)
 
     def copy(
         self,
@@ -395,3 +398,12 @@ class AtomicFile(Lifetime):
 
     def _rename(self, temporary: str) -> None:
         self._disk.rename(self._place.directory, temporary, self._place.name)
+
+
+def _after(parts: tuple[memoryview, ...], count: int) -> tuple[memoryview, ...]:
+    """What is left of these when so many bytes are taken from their start."""
+    for number, part in enumerate(parts):
+        if count < len(part):
+            return (part[count:], *parts[number + 1 :])
+        count -= len(part)
+    return ()

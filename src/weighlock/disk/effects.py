@@ -9,6 +9,7 @@ import errno
 import fcntl
 import os
 import stat
+from collections.abc import Sequence
 from typing import Protocol
 
 __all__ = ["Disk", "PosixDisk"]
@@ -26,6 +27,9 @@ _NO_COPY = {errno.EXDEV, errno.EINVAL, errno.ENOSYS, errno.EOPNOTSUPP, errno.EPE
 _NO_INSERT = {errno.EOPNOTSUPP, errno.EINVAL, errno.ENOSYS}
 """How file systems say that they cannot shift what a file holds. Any other error may have come in
 the midst of it: what the file holds then is not known."""
+
+_MOST_PARTS = 1024
+"""What Linux and the BSDs take in one call: their IOV_MAX."""
 
 _FALLOC_FL_INSERT_RANGE = 0x20
 """From linux/falloc.h."""
@@ -61,8 +65,8 @@ class Disk(Protocol):
     def make_directory(self, directory: int, name: str, mode: int = 0o777) -> None:
         """A new directory; fails if the name exists, also as a link."""
 
-    def write(self, fd: int, data: memoryview, offset: int) -> int:
-        """Write at an offset; returns how many bytes were taken."""
+    def write(self, fd: int, parts: Sequence[memoryview], offset: int) -> int:
+        """Write parts one after the other from an offset on; returns how many bytes were taken."""
 
     def copy(
         self, source_fd: int, source_offset: int, fd: int, offset: int, count: int
@@ -152,8 +156,10 @@ class PosixDisk:
     def make_directory(self, directory: int, name: str, mode: int = 0o777) -> None:
         os.mkdir(name, mode, dir_fd=directory)
 
-    def write(self, fd: int, data: memoryview, offset: int) -> int:
-        return os.pwrite(fd, data, offset)
+    def write(self, fd: int, parts: Sequence[memoryview], offset: int) -> int:
+        if len(parts) == 1 or not hasattr(os, "pwritev"):
+            return os.pwrite(fd, parts[0], offset)
+        return os.pwritev(fd, parts[:_MOST_PARTS], offset)
 
     def copy(
         self, source_fd: int, source_offset: int, fd: int, offset: int, count: int

@@ -69,9 +69,9 @@ class SpoolFile(AtomicFile):
         self._grow(total_bytes)
         super().reserve(max(0, total_bytes - self.allocated_bytes()))
 
-    def write(self, offset: int, data: memoryview) -> None:
-        self._grow(offset + len(data))
-        super().write(offset, data)
+    def write(self, offset: int, *parts: memoryview) -> None:
+        self._grow(offset + sum(map(len, parts)))
+        super().write(offset, *parts)
 
     def copy(
         self,

@@ -231,7 +231,7 @@ class SpoolDirectory:
             # The last attempt goes without: some file systems have no locks, and sweeps then leave
             # it alone.
             if is_locked and os.fstat(self._owner).st_nlink:
-                self.disk.write(self._owner, text, 0)
+                self.disk.write(self._owner, [text], 0)
                 return
             self.remove()
             self._over = False
