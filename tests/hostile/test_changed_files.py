@@ -13,6 +13,7 @@ import pytest
 
 import weighlock
 from conftest import needs_strace
+from waiting import until
 from weighlock.errors import ShortRead, SourceChanged, SourceError
 
 ROWS, COLUMNS = 40, 50
@@ -285,3 +286,64 @@ def test_failing_disk_leaves_nothing_of_a_conversion(path, tmp_path):
     assert "Traceback" not in result.stderr
     assert "Input/output error" in result.stderr
     assert sorted(os.listdir(tmp_path)) == before
+
+
+STALLED = """
+import sys, threading
+import weighlock
+from waiting import until
+
+def hangs(thread):
+    with open(f"/proc/self/task/{thread.native_id}/stat") as status:
+        return status.read().rpartition(")")[2].split()[0] == "t"
+
+source, target, what = sys.argv[1:]
+catalog = weighlock.open(source)
+if what == "load":
+    work, end = catalog["t"].load, catalog.close
+else:
+    writer = weighlock.Writer(target, [catalog["t"].spec])
+    work, end = lambda: writer.copy("t", catalog["t"]), writer.discard
+print("opened", flush=True)
+sys.stdin.readline()  # from now on reads hang
+thread = threading.Thread(target=work, daemon=True)
+thread.start()
+until(lambda: hangs(thread))
+end()
+print("ended while it hangs" if thread.is_alive() else "waited", flush=True)
+"""
+
+
+@needs_strace
+@pytest.mark.parametrize("what", ["load", "copy"])
+def test_who_ends_a_stalled_read_from_another_thread_does_not_wait_for_it(path, tmp_path, what):
+    """A file on a mount that is dead: the read comes back much later, or never."""
+    before = sorted(os.listdir(tmp_path))
+    target = tmp_path / "out.safetensors"
+    with subprocess.Popen(
+        [sys.executable, "-c", STALLED, path, target, what],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        env=os.environ | {"PYTHONPATH": os.path.dirname(os.path.dirname(__file__))},
+    ) as reader:
+        assert reader.stdout.readline() == "opened\n"
+        with subprocess.Popen(
+            [
+                *("strace", "-f", "-qq", "-o", os.devnull, "-P", path, "-p", str(reader.pid)),
+                *("-e", "trace=pread64,preadv,preadv2,copy_file_range,sendfile"),
+                *("-e", "inject=pread64,preadv,preadv2,copy_file_range,sendfile:delay_enter=20s"),
+            ]
+        ) as stalling:
+            until(lambda: is_traced(reader.pid))
+            reader.stdin.write("go\n")
+            reader.stdin.flush()
+            assert reader.stdout.readline() == "ended while it hangs\n"
+            reader.kill()
+            stalling.kill()
+    assert sorted(os.listdir(tmp_path)) == before
+
+
+def is_traced(pid):
+    with open(f"/proc/{pid}/status") as status:
+        return any(line.split() != ["TracerPid:", "0"] for line in status if "TracerPid" in line)

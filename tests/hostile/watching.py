@@ -3,6 +3,7 @@
 import contextlib
 import os
 import sys
+import time
 import tracemalloc
 
 import pytest
@@ -13,7 +14,7 @@ import weighlock.formats.deepspeed
 import weighlock.formats.gguf
 import weighlock.formats.npz  # noqa: F401
 
-__all__ = ["refusal", "watched"]
+__all__ = ["bounded", "refusal", "watched"]
 
 _FORBIDDEN = (
     *("import", "exec", "compile", "code.__new__", "marshal.loads", "pickle.find_class"),
@@ -23,6 +24,9 @@ _FORBIDDEN = (
     *("subprocess.Popen", "ctypes.", "socket.", "urllib.", "http.", "webbrowser.", "mmap."),
 )
 _LOOKING = ("open", "os.listdir", "os.scandir")
+
+_FEW_BYTES = 2_000_000
+_MOMENT_S = 10
 
 _watch = None  # an audit hook cannot be taken away again, so it looks here
 
@@ -67,6 +71,26 @@ def watched(*allowed):
         yield watch.seen
     finally:
         _watch = None
+
+
+@contextlib.contextmanager
+def bounded(content, *, most_loaded=0):
+    """Whatever is done with so few bytes takes little memory, and no more than a moment.
+
+    Seconds of this process, not of a clock: they are few on a busy machine too.
+
+    Args:
+        most_loaded: bytes of tensors that the block holds at once.
+    """
+    start = time.process_time()
+    tracemalloc.start()
+    try:
+        yield
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak <= _FEW_BYTES + 200 * len(content) + most_loaded, f"{peak:,} bytes"
+    assert time.process_time() - start <= _MOMENT_S
 
 
 def refusal(open_catalog, path, kind):

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 import weighlock
 from hostile.make_checkpoints import Member, archive, pickled
-from hostile.watching import watched
+from hostile.watching import bounded, watched
 from property.strategies import steady
 from weighlock.errors import FormatError, LimitExceeded, WeighlockError
 from weighlock.formats.scanning import scan_source
@@ -55,7 +55,7 @@ def goldens():
 
 def read_all(content):
     """Open, load what is not huge, and scan; True if it was a catalog."""
-    with watched() as seen:
+    with bounded(content, most_loaded=3 * MOST_LOADED), watched() as seen:
         opened = _opened(content)
         with contextlib.suppress(FormatError, LimitExceeded):
             list(scan_source(BytesSource(content)))
