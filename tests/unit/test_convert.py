@@ -55,6 +55,67 @@ def test_types_the_format_lacks_are_refused_by_name(value):
         as_ref("a", value)
 
 
+@pytest.mark.parametrize(
+    ("value", "remedy"),
+    [
+        (np.array([object()]), "astype"),
+        (np.zeros(2, "M8[s]"), r"view\(np.int64\)"),
+        (np.zeros(2, "m8[s]"), r"view\(np.int64\)"),
+        (np.rec.array([(1.0,)], dtype=[("x", "f4")]), r"array\['x'\]"),
+        (np.zeros(2, [("x", "f4")])[0], r"array\['x'\]"),
+        (np.array([b"text"]), "metadata"),
+        (np.zeros(2, np.longdouble), "float64"),
+        (np.zeros(2, ml_dtypes.int4), "convert it"),
+    ],
+    ids=lambda value: str(getattr(value, "dtype", "")),
+)
+def test_types_the_format_lacks_have_a_remedy(value, remedy):
+    with pytest.raises(UnsupportedDType, match=f"no type: .*{remedy}"):
+        as_ref("a", value)
+
+
+def written(tensors):
+    with weighlock.Writer("model") as writer:
+        writer.write("a", tensors["a"])
+
+
+def shared(tensors):
+    with weighlock.Server() as server:
+        server.share(tensors)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [np.ma.masked_array([1.0, 2.0], mask=[False, True]), np.ma.zeros(2), np.ma.masked],
+    ids=["some", "none", "one"],
+)
+@pytest.mark.parametrize(
+    "taken",
+    [
+        weighlock.Catalog.of,
+        lambda tensors: weighlock.save("model", tensors),
+        lambda tensors: weighlock.save("model", iter(tensors.items())),
+        written,
+        lambda tensors: weighlock.mean([tensors, tensors]),
+        shared,
+    ],
+    ids=["of", "save", "save pairs", "write", "mean", "share"],
+)
+def test_masked_arrays_are_refused_by_name(taken, value, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(LayoutError, match=r"'a' is a masked array.*filled\(value\)"):
+        taken({"a": value})
+    assert not list(tmp_path.iterdir())
+
+
+def test_who_has_no_masked_arrays_does_not_pay_for_them(run_python):
+    run_python(
+        "import sys, numpy, weighlock\n"
+        "weighlock.Catalog.of({'a': numpy.float32(1), 'b': numpy.matrix([[1.0]])})\n"
+        "assert 'numpy.ma' not in sys.modules"
+    )
+
+
 @pytest.mark.parametrize("name", ["", None, 5, "a\0"])
 def test_names_are_checked(name):
     with pytest.raises(LayoutError):

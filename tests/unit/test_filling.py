@@ -182,6 +182,7 @@ def test_not_strict_loads_what_both_have_and_reports_the_rest(made):
         (lambda: np.zeros(2, np.float16), "cast=True"),
         (lambda: np.zeros(2, np.int32), "cast=True"),
         (lambda: np.broadcast_to(np.float32(0), (2,)), "read-only"),
+        (lambda: np.ma.zeros(2, np.float32), r"masked.*array\.data"),
         (lambda: torch.zeros(3), "shape"),
         (lambda: torch.zeros(2, dtype=torch.float64), "cast=True"),
         (lambda: torch.zeros(2, device="meta"), "meta"),
@@ -205,8 +206,9 @@ def test_nothing_is_written_if_any_target_does_not_fit(made, wrong, says, strict
 def test_an_array_type_without_a_safetensors_type_is_refused(made):
     ones = np.ones(2, np.float32)
     good = np.zeros(2, np.float32)
-    for stranger in (np.zeros(2, np.longdouble), torch.empty(2, dtype=torch.uint4)):
-        with pytest.raises(UnsupportedDType):
+    strangers = [np.zeros(2, kind) for kind in (np.longdouble, object, [("x", "f4")])]
+    for stranger in (*strangers, torch.empty(2, dtype=torch.uint4)):
+        with pytest.raises(UnsupportedDType, match="tensor 'z'"):
             made(a=ones, z=ones).load_into({"a": good, "z": stranger}, cast=True)
         assert not good.any()
 

@@ -258,6 +258,7 @@ BAD_OUT = {
     "wrong dtype": (lambda: np.zeros((4, 6), np.int32), "out= is"),
     "other byte order": (lambda: np.zeros((4, 6), ">f4"), "out= is"),
     "read-only array": (lambda: np.broadcast_to(np.float32(0), (4, 6)), "read-only"),
+    "masked array": (lambda: np.ma.zeros((4, 6), np.float32), r"masked.*array\.data"),
     "short buffer": (lambda: bytearray(95), "takes 96 bytes, out= has 95"),
     "long buffer": (lambda: bytearray(97), "takes 96 bytes, out= has 97"),
     "read-only buffer": (lambda: memoryview(bytes(96)), "read-only"),

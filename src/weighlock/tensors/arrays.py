@@ -2,6 +2,7 @@
 
 import math
 import mmap
+import sys
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeAlias
 
@@ -20,6 +21,7 @@ __all__ = [
     "byte_view",
     "empty",
     "flat_bytes",
+    "is_masked",
     "own_pages",
     "pack_f4",
     "shares_elements",
@@ -60,6 +62,15 @@ class SlicedArray(np.ndarray[Any, np.dtype[Any]]):
     ) -> Any:
         plain = array.view(np.ndarray)
         return plain[()] if return_scalar else plain
+
+
+def is_masked(value: object) -> bool:
+    """Whether this is one of numpy's masked arrays, of which a file would hold no mask.
+
+    Does not import their module, which takes as long as half of numpy: without it there are none.
+    """
+    kind = getattr(sys.modules.get("numpy.ma"), "MaskedArray", ())
+    return type(value) is not np.ndarray and isinstance(value, kind)
 
 
 def flat_bytes(array: Array) -> Array:

@@ -2,11 +2,12 @@
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
 from weighlock.errors import LayoutError, UnsupportedDType
-from weighlock.tensors.arrays import Array, byte_view
+from weighlock.tensors.arrays import Array, byte_view, is_masked
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
 from weighlock.tensors.slicing import Index
@@ -20,7 +21,7 @@ def as_ref(name: str, value: object) -> TensorRef:
     """A ref under that name to an array, a torch tensor or another ref.
 
     Raises:
-        LayoutError: it is none of these, or a tensor without plain memory.
+        LayoutError: it is none of these, a tensor without plain memory, or a masked array.
         UnsupportedDType: safetensors has no such type.
     """
     if isinstance(value, TensorRef):
@@ -28,15 +29,38 @@ def as_ref(name: str, value: object) -> TensorRef:
     if is_tensor(value):
         return TorchRef.of(name, value)
     if isinstance(value, (np.ndarray, np.generic)):
+        if is_masked(value):
+            raise LayoutError(
+                f"tensor {name!r} is a masked array, whose mask no file holds: pass "
+                "array.filled(value)"
+            )
         try:
             return ArrayRef.of(name, np.asarray(value))
         except UnsupportedDType as error:
             raise UnsupportedDType(
-                f"tensor {name!r} is {value.dtype}, for which safetensors has no type: convert it"
+                f"tensor {name!r} is {value.dtype}, for which safetensors has no type: "
+                f"{_remedy(value.dtype)}"
             ) from error
     raise LayoutError(
         f"tensor {name!r} is a {type(value).__name__}: pass a numpy array, a torch tensor or a ref"
     )
+
+
+_REMEDIES = {
+    "O": "pass numbers, as of array.astype(np.float32)",
+    "M": "pass array.view(np.int64), and tell its unit in metadata",
+    "m": "pass array.view(np.int64), and tell its unit in metadata",
+    **dict.fromkeys("UST", "texts belong in metadata"),
+    "f": "pass array.astype(np.float64)",
+    "c": "pass array.astype(np.complex64)",
+}
+"""What to do about types that are no tensor's, by the letter numpy has for their kind."""
+
+
+def _remedy(dtype: "np.dtype[Any]") -> str:
+    if dtype.names:
+        return f"pass each field, such as array[{dtype.names[0]!r}], under a name of its own"
+    return _REMEDIES.get(dtype.kind, "convert it")
 
 
 def refs_of(tensors: object) -> list[TensorRef]:

@@ -8,8 +8,8 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
-from weighlock.errors import LayoutError
-from weighlock.tensors.arrays import Array, shares_elements
+from weighlock.errors import LayoutError, UnsupportedDType
+from weighlock.tensors.arrays import Array, is_masked, shares_elements
 from weighlock.tensors.convert import cast as converted
 from weighlock.tensors.convert import check_cast
 from weighlock.tensors.dtypes import DType
@@ -175,7 +175,16 @@ class _ArraySlot:
         return DType.of(self.array.dtype)
 
     def check(self, ref: TensorRef, *, cast: bool) -> None:
-        _check(ref, self.dtype, self.array.shape, cast=cast, where="the array")
+        if is_masked(self.array):
+            raise LayoutError(f"tensor {ref.name!r}: the array is a masked one: pass array.data")
+        try:
+            dtype = self.dtype
+        except UnsupportedDType as error:
+            raise UnsupportedDType(
+                f"tensor {ref.name!r} is {ref.dtype}, the array is {self.array.dtype}, which is no "
+                f"tensor's type: pass one of {ref.dtype.numpy}"
+            ) from error
+        _check(ref, dtype, self.array.shape, cast=cast, where="the array")
         if not self.array.flags.writeable:
             raise LayoutError(f"tensor {ref.name!r}: the array is read-only")
 

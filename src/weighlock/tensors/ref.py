@@ -18,6 +18,7 @@ from weighlock.tensors.arrays import (
     array_pieces,
     byte_view,
     empty,
+    is_masked,
     shares_elements,
     unpack_f4,
 )
@@ -250,6 +251,8 @@ def loaded_shape(spec: TensorSpec) -> tuple[int, ...]:
 
 def _as_target(spec: TensorSpec, out: object) -> Array:
     """`out` as an array of the right shape and dtype, or an error with both sides."""
+    if is_masked(out):
+        raise LayoutError(f"tensor {spec.name!r}: out= is a masked array: pass array.data")
     if isinstance(out, np.ndarray):
         array: Array = out
     elif isinstance(out, (bytearray, memoryview)):
