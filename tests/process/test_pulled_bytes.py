@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 
 import weighlock
+from process.counting_proxy import counting_proxy
 from process.plain_server import PlainServer
 
 MB = 1 << 20
@@ -73,3 +74,14 @@ def test_from_servers_without_digests_and_of_checkpoints(model, tmp_path):
         assert pulled(plain.url("/safe"), into=tmp_path / "a") == (size, size)
         nbytes = model["w"].nbytes
         assert pulled(plain.url("/zip"), into=tmp_path / "b", names="w") == (nbytes, nbytes)
+
+
+@pytest.mark.parametrize("size", [0.4, 2.5], ids=["one block", "three blocks"])
+@pytest.mark.parametrize("into", [None, "file"])
+def test_the_first_block_does_not_travel_twice(server, tmp_path, into, size):
+    """It comes with the first reply, which tells what is there."""
+    share = server.share({"w": np.random.default_rng(1).integers(0, 256, int(size * MB), np.uint8)})
+    with counting_proxy(server.port) as (between, count):
+        url = share.url.replace(f":{server.port}", f":{between}")
+        weighlock.fetch(url, into=into and tmp_path / into).close()
+        assert share.size < count() < share.size + 20_000

@@ -860,10 +860,10 @@ def hanging(where):
         if where == "first block":
             return lambda sock: (sock.sendall(honest[:50_000]), owner.hang(sock))
         if where == "data" and request.kind == "file" and request.number:
-            return lambda sock: (sock.sendall(honest[: MB * 3 // 2]), owner.hang(sock))
+            return lambda sock: (sock.sendall(honest[: len(honest) // 2]), owner.hang(sock))
         if where == "last connection" and request.kind == "file" and request.number:
             last = honest.replace(b"Weighlock: 1", b"Connection: close")
-            return lambda sock: (sock.sendall(last[: MB * 3 // 2]), owner.hang(sock))
+            return lambda sock: (sock.sendall(last[: len(last) // 2]), owner.hang(sock))
         return honest
 
     return answer

@@ -161,12 +161,16 @@ class Remote:
             PeerLost, TransferTimeout: the connection broke; likewise.
             ShareGone, SourceChanged, RemoteProtocolError: asking again will not help.
         """
-        start = blocks.start * BLOCK_BYTES
-        span = Span(start, min(blocks.stop * BLOCK_BYTES, self.size) - start)
         verifies = self.verifies
         if verifies:
             for block in blocks:
                 self.load_digest(block)
+            if 0 in blocks and self._land_first(place):
+                blocks = blocks[1:]
+                if not blocks:
+                    return
+        start = blocks.start * BLOCK_BYTES
+        span = Span(start, min(blocks.stop * BLOCK_BYTES, self.size) - start)
         body = _Body(self, connection, span)
         for block in blocks:
             hasher = blake3()
@@ -182,6 +186,20 @@ class Remote:
                 )
             place.landed(block)
         body.finish()
+
+    def _land_first(self, place: BlockPlace) -> bool:
+        """Land the first block as it came with the first reply, if it is whole and matches."""
+        first, self.first = self.first, b""
+        if len(first) != min(BLOCK_BYTES, self.size):
+            return False
+        if not self._pages.matches(0, blake3(first).digest()):
+            return False
+        rest = memoryview(first)
+        for view in place.views(0):
+            view[:] = rest[: len(view)]
+            rest = rest[len(view) :]
+        place.landed(0)
+        return True
 
     def read_into(self, connection: Connection, span: Span, buffer: memoryview) -> None:
         """Fill the buffer with that span, of which nothing is checked."""
