@@ -19,7 +19,7 @@ import threading
 from collections.abc import Callable, Iterator
 from enum import Enum
 
-from weighlock.disk.effects import Disk, PosixDisk
+from weighlock.disk.effects import Disk, PosixDisk, left_of
 from weighlock.disk.owner import temporary_name
 from weighlock.disk.place import Place
 from weighlock.disk.termination import CleanupOnSignal
@@ -124,7 +124,7 @@ class AtomicFile(Lifetime):
                     raise DiskError(f"{self.path}: took {done:,} of {wanted:,} bytes and no more")
                 done += taken
                 if done < wanted:
-                    parts = _after(parts, taken)
+                    parts = left_of(parts, taken)
 
     def copy(
         self,
@@ -398,12 +398,3 @@ class AtomicFile(Lifetime):
 
     def _rename(self, temporary: str) -> None:
         self._disk.rename(self._place.directory, temporary, self._place.name)
-
-
-def _after(parts: tuple[memoryview, ...], count: int) -> tuple[memoryview, ...]:
-    """What is left of these when so many bytes are taken from their start."""
-    for number, part in enumerate(parts):
-        if count < len(part):
-            return (part[count:], *parts[number + 1 :])
-        count -= len(part)
-    return ()

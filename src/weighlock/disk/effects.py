@@ -12,7 +12,7 @@ import stat
 from collections.abc import Sequence
 from typing import Protocol
 
-__all__ = ["Disk", "PosixDisk"]
+__all__ = ["Disk", "PosixDisk", "left_of"]
 
 _NEW = os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC | getattr(os, "O_NOFOLLOW", 0)
 _AGAIN = os.O_RDWR | os.O_CLOEXEC | os.O_NONBLOCK | getattr(os, "O_NOFOLLOW", 0)
@@ -220,3 +220,12 @@ class PosixDisk:
 
 def _descriptor_path(fd: int) -> str:
     return f"/proc/self/fd/{fd}"
+
+
+def left_of(parts: tuple[memoryview, ...], count: int) -> tuple[memoryview, ...]:
+    """What is left of parts when a write has taken so many bytes of them."""
+    for number, part in enumerate(parts):
+        if count < len(part):
+            return (part[count:], *parts[number + 1 :])
+        count -= len(part)
+    return ()

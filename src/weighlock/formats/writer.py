@@ -15,6 +15,7 @@ from weighlock.disk.lease import SpoolFile
 from weighlock.disk.spool import Spool
 from weighlock.errors import LayoutError, LocalProtocolError, ShortRead
 from weighlock.formats.finishing import Finish
+from weighlock.formats.gathered import Gathered
 from weighlock.formats.placement import Placement, Planned, Streamed
 from weighlock.formats.safetensors import check_metadata
 from weighlock.lifetimes import Lifetime
@@ -34,17 +35,6 @@ if TYPE_CHECKING:
     from weighlock.tensors.catalog import Catalog
 
 __all__ = ["Finish", "Writer"]
-
-_STEP_BYTES = 64 * 1024 * 1024
-"""Most bytes written in one call, and between two calls of `progress`."""
-
-_STEP_PARTS = 1024
-"""Most pieces of memory written in one call."""
-
-_SMALL_BYTES = 64 * 1024
-"""Shorter pieces of a passing buffer are copied, to be written together."""
-
-_COPIED_BYTES = 1024 * 1024
 
 
 class Writer(Lifetime):
@@ -153,7 +143,7 @@ class Writer(Lifetime):
             for ref in refs:
                 placed.append((self._claim(ref), ref))  # noqa: PERF401 - kept if the next is refused
             placed.sort(key=lambda pair: pair[0])
-            with _Gathered(self._file, self._progress) as output:
+            with Gathered(self._file, self._progress) as output:
                 for offset, run in _runs(placed):
                     self._write_run(offset, run, output)
             with self._lock:
@@ -248,7 +238,7 @@ class Writer(Lifetime):
         self._claimed.add(spec.name)
         return offset
 
-    def _write_run(self, offset: int, run: list[TensorRef], output: "_Gathered") -> None:
+    def _write_run(self, offset: int, run: list[TensorRef], output: Gathered) -> None:
         """Write tensors that follow each other, in the file and, if several, in their source."""
         first = run[0]
         if len(run) == 1 and (memory := first.memory()) is not None:
@@ -330,62 +320,6 @@ def _in_order(specs: Mapping[str, TensorSpec], names: Iterable[str]) -> list[Ten
         differing = sorted(specs.keys() ^ set(names)) or names
         raise LayoutError(f"data_order must name every tensor of specs once: see {differing[0]!r}")
     return [specs[name] for name in names]
-
-
-class _Gathered:
-    """Writes what follows each other in the file in one go: no system call per tensor.
-
-    Fewer calls are worth it for large tensors too: what Python runs between two of them finds its
-    caches emptied by the copying, and takes five times as long as it would.
-    """
-
-    def __init__(self, file: AtomicFile, progress: Callable[[int], None]) -> None:
-        self._file = file
-        self._progress = progress
-        self._parts: list[memoryview] = []
-        self._start = self._end = 0
-        self._copied_bytes = 0
-
-    def __enter__(self) -> "_Gathered":
-        return self
-
-    def __exit__(self, kind: object, *_: object) -> None:
-        if kind is None:
-            self._flush()
-
-    def keep(self, offset: int, data: memoryview) -> None:
-        """Write memory that stays as it is until all is written."""
-        for start in range(0, len(data), _STEP_BYTES):
-            self._add(offset + start, data[start : start + _STEP_BYTES])
-
-    def pass_on(self, offset: int, data: memoryview) -> None:
-        """Write from a buffer that holds something else after this call."""
-        if len(data) >= _SMALL_BYTES:
-            self.keep(offset, data)
-            self._flush()
-            return
-        self._add(offset, memoryview(bytes(data)))
-        self._copied_bytes += len(data)
-        if self._copied_bytes >= _COPIED_BYTES:
-            self._flush()
-
-    def _add(self, offset: int, data: memoryview) -> None:
-        if (
-            offset != self._end
-            or offset + len(data) > self._start + _STEP_BYTES
-            or len(self._parts) == _STEP_PARTS
-        ):
-            self._flush()
-            self._start = offset
-        self._parts.append(data)
-        self._end = offset + len(data)
-
-    def _flush(self) -> None:
-        if self._parts:
-            self._file.write(self._start, *self._parts)
-            self._progress(self._end - self._start)
-        self._parts.clear()
-        self._start, self._copied_bytes = self._end, 0
 
 
 def _move(source: AtomicFile, start: int, target: AtomicFile, offset: int, count: int) -> None:
