@@ -30,7 +30,7 @@ def main():
         metavar="WORD",
         help="contenders in whose name one of these words occurs; no report is written of a part",
     )
-    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--repeats", type=int, default=5, help="of each contender")
     parser.add_argument("--directory", help="where files go; a tmpfs if there is one")
     parser.add_argument(
         "--output",
@@ -38,15 +38,15 @@ def main():
         metavar="FILE",
     )
     options = parser.parse_args()
-    if options.contender and options.output:
-        parser.error("--output holds whole workloads: leave out --contender")
+    _check(parser, options)
     if not options.quick:
         environment.enter()
     model, repeats = (QUICK, 1) if options.quick else (FULL, options.repeats)
     root = options.directory or ("/dev/shm" if os.path.isdir("/dev/shm") else None)
     directory = tempfile.mkdtemp(prefix="weighlock-bench-", dir=root)
-    where = "tmpfs" if root == "/dev/shm" else "disk"
-    is_all = not options.only and repeats == parser.get_default("repeats")
+    where = _file_system(directory)
+    chosen = options.only, options.contender, options.directory
+    is_all = not any(chosen) and repeats == parser.get_default("repeats")
     command = "make bench" if is_all else f"python -m benchmarks {' '.join(sys.argv[1:])}"
     tables, missed, ran = [], [], 0
     before = ""
@@ -81,17 +81,46 @@ def main():
             )
             text = table(workload, samples, skipped, promises=not options.quick)
             print("\n" + text, flush=True)
-            tables.append(dated(text, command, times))
+            tables.append(dated(text, command, times, where))
             ran += sum(map(len, samples.values()))
             missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
-                    file.write(document(tables, model, where, before))
-    checked = "all" if options.quick else "the first of each"
-    print(
-        f"{ran} runs of {len(tables)} workloads, {checked} checked; {len(missed)} promises missed"
-    )
+                    file.write(document(tables, model, before))
+    if options.quick:
+        told = "all checked; promises are about real sizes, none was looked at"
+    else:
+        told = f"the first of each checked; {len(missed)} promises missed"
+    print(f"{ran} runs of {len(tables)} workloads, {told}")
     return 0
+
+
+def _check(parser, options):
+    """End with a line about what cannot be, before anything is measured."""
+    if options.contender and options.output:
+        parser.error("--output holds whole workloads: leave out --contender")
+    if options.quick and options.output:
+        parser.error("--output holds what was measured at real sizes: leave out --quick")
+    if options.repeats < 1:
+        parser.error(f"--repeats {options.repeats}: at least 1")
+    if options.directory and not os.path.isdir(options.directory):
+        parser.error(f"--directory {options.directory}: there is no such directory")
+    if options.output and not os.path.isdir(os.path.dirname(options.output) or "."):
+        parser.error(f"--output {options.output}: there is no such directory to write it to")
+    named = [workloads.ALL[name] for name in options.only or workloads.ALL]
+    if not any(_with(workload, options.contender).contenders for workload in named):
+        parser.error(f"--contender {' '.join(options.contender)}: nobody's name has such a word")
+
+
+def _file_system(directory):
+    """What a directory lies on, as the system calls it."""
+    path, found = os.path.realpath(directory), ("", "disk")
+    with contextlib.suppress(OSError), open("/proc/self/mounts") as mounts:
+        for line in mounts:
+            _, place, kind = line.split(" ")[:3]
+            if path == place or path.startswith(place.rstrip("/") + "/"):
+                found = max(found, (place, kind))
+    return found[1]
 
 
 def _with(workload, words):

@@ -270,12 +270,14 @@ def _work(options):
 def main():
     parser = argparse.ArgumentParser(prog="python -m benchmarks.calls", description=__doc__)
     parser.add_argument("routes", nargs="*", choices=[[], *ROUTES], metavar="ROUTE")
-    parser.add_argument("--megabytes", type=int, default=1024)
+    parser.add_argument("--megabytes", type=int, default=1024, help="what each moves")
     parser.add_argument("--repeats", type=int, default=3)
     parser.add_argument("--place", help=argparse.SUPPRESS)
     parser.add_argument("--side", type=int, help=argparse.SUPPRESS)
     parser.add_argument("--url", default="", help=argparse.SUPPRESS)
     options = parser.parse_args()
+    if options.megabytes < _TENSOR_MB or options.repeats < 1:
+        parser.error(f"--megabytes is at least {_TENSOR_MB}, a tensor's; --repeats at least 1")
     if options.side is not None:
         _work(options)
     if shutil.which("strace") is None:

@@ -150,7 +150,7 @@ def draw_all(results=_RESULTS, directory=_DOCS):
         for name, value in wire.items():
             long = next((text for text in short if name.startswith(text)), None)
             named[name.replace(long, short[long]) if long else name] = value
-        title = "2 GB from one process to another, every block hashed"
+        title = "2 GB from one process to another over loopback"
         drawn["wire.svg"] = bars(title, named, lambda rate: f"{rate:.2f} GB/s")
     growth = {}
     for name, row in report.get("Growth with the size of a model", {}).items():

@@ -103,15 +103,16 @@ def bars_of(workload, samples):
     return rows
 
 
-def dated(text, command, repeats):
+def dated(text, command, repeats, where):
     """A table that says when, where and how it was made: a report holds those of several days."""
     title, rest = text.split("\n", 1)
     times = f"{repeats} repeats" if repeats > 1 else "1 repeat"
     machine = f"{os.cpu_count()} cores ({_cpu()})"
-    return f"{title}\n\n{datetime.date.today()}, {machine}, `{command}`, {times}.\n{rest}"
+    how = f"{times}, files on {where}, free memory kept warm by another process"
+    return f"{title}\n\n{datetime.date.today()}, {machine}, `{command}`, {how}.\n{rest}"
 
 
-def document(tables, model, where, before=""):
+def document(tables, model, before=""):
     """The whole report: these tables, and those of the report before that they do not replace."""
     versions = []
     for name in _PACKAGES:
@@ -128,8 +129,8 @@ def document(tables, model, where, before=""):
             "# Measurements",
             "",
             f"{len(model.shapes)} tensors of bf16, {model.nbytes / 1e9:.2f} GB unless said "
-            f"otherwise, files on {where}, each run in a fresh process, contenders in a new order "
-            "each time, free memory kept warm by another process. Compare within a table only.",
+            "otherwise, each run in a fresh process, contenders in a new order each time. Compare "
+            "within a table only. The machine and the versions are those of the last run:",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}.",

@@ -13,6 +13,8 @@ from benchmarks.owners import Owner, certificate, make_arrays
 
 __all__ = [
     "ALL",
+    "LARGE",
+    "Lazily",
     "Sizes",
     "check",
     "fetch",
@@ -55,6 +57,10 @@ class _Prepared:
     owner: Owner
     out: dict = field(default_factory=dict)
     cell: object = None
+    base: str = ""
+    """A file of the round before, where there was one."""
+    pulled: list = field(default_factory=list)
+    """Bytes that travelled, as they came."""
 
     @property
     def pids(self):
@@ -190,10 +196,10 @@ def raw_to_disk(prepared):
 
     _raw_receive(prepared, take)
     size = prepared.sizes.nbytes // 2
-    return _Lazily(fd, size, prepared.sizes.count)
+    return Lazily(fd, size, prepared.sizes.count)
 
 
-class _Lazily(dict):
+class Lazily(dict):
     """The tensors of a file without a header, read when they are looked at."""
 
     def __init__(self, fd, size, count):
