@@ -67,7 +67,7 @@ def main():
                 print(f"{name}: skipped: not installed: torch", flush=True)
                 continue
             source = model.file(directory, workload.source)
-            times = 1 if workload.is_curve else repeats
+            times = min(3, repeats) if workload.is_curve else repeats
             print(f"{name}: {workload.title}", flush=True)
             samples, skipped = run_workload(
                 workload,

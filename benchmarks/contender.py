@@ -37,6 +37,8 @@ class Contender:
     programs: tuple[str, ...] = ()
     """Programs without which it cannot run. They do the work, so that the memory of the process
     that starts them says nothing."""
+    nbytes: int | None = None
+    """Bytes it goes through at real size, where the table shall tell the time a byte takes."""
     script: str = ""
     """Instead of the three functions: a program measured from process start to exit."""
 
@@ -70,7 +72,7 @@ class Workload:
     beside_bars: dict[str, int] = field(default_factory=dict)
     """Most megabytes of anonymous memory the other process of a contender may add."""
     is_curve: bool = False
-    """Its contenders are points of a curve, of which a quick look needs a few."""
+    """Its contenders are points of a curve: three repeats show it, to a quick look a few points."""
     source: str = "safetensors"
     """The kind of file the work starts from: safetensors, or of torch: zip, legacy, many."""
     moved_bytes: int | None = None

@@ -42,6 +42,7 @@ class Row:
 
     seconds: float
     memory_mb: float | None
+    ns_per_byte: float | None = None
 
 
 def read_report(text):
@@ -50,11 +51,15 @@ def read_report(text):
     for section in text.split("\n## ")[1:]:
         title, _, rest = section.partition("\n")
         table = rest.split("| promise |")[0]
-        rows = {}
+        rows, columns = {}, []
         for line in table.splitlines():
             cells = [cell.strip() for cell in line.strip("|").split("|")]
+            if cells[0] == "contender":
+                columns = cells
             if len(cells) >= 6 and re.fullmatch(r"[\d.]+", cells[1]):
-                rows[cells[0]] = Row(float(cells[1]), float(cells[5]) if cells[5] else None)
+                found = dict(zip(columns, cells, strict=False))
+                numbers = [found.get(name) for name in ("memory + MB", "ns per byte")]
+                rows[cells[0]] = Row(float(cells[1]), *(float(n) if n else None for n in numbers))
         report[title] = rows
     return report
 
@@ -124,6 +129,70 @@ def curves(title, lines: Mapping[str, list[tuple[float, float]]], whole):
     return _svg(760, 380, title, body)
 
 
+def panels(title, found):
+    """Side by side, each with its own scale: what was varied → (what, unit, series → points).
+
+    Points are (label, value); labels stand at equal distances, as each is a multiple of the last.
+    """
+    wide, high, columns = 236, 150, len(found[0])
+    body = []
+    for row, line in enumerate(found):
+        for column, (what, unit, series) in enumerate(line):
+            left, bottom = 60 + column * (wide + 40), 96 + high + row * (high + 76)
+            most = 1.15 * max(value for points in series.values() for _, value in points)
+            body += [
+                f'<text class="quiet" x="{left}" y="{bottom - high - 12}">'
+                f"{html.escape(what)}</text>",
+                f'<path class="line" d="M{left},{bottom - high} V{bottom} H{left + wide}"/>',
+                f'<text class="quiet" x="{left - 6}" y="{bottom - high + 10}" text-anchor="end">'
+                f"{most:.3g}</text>",
+                f'<text class="quiet" x="{left - 6}" y="{bottom - high + 26}" text-anchor="end">'
+                f"{unit}</text>",
+            ]
+            labels = [label for label, _ in next(iter(series.values()))]
+            step = (wide - 90) / (len(labels) - 1)
+            ends = []
+            for name, points in series.items():
+                places = [
+                    (left + number * step, bottom - high * value / most)
+                    for number, (_, value) in enumerate(points)
+                ]
+                path = " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
+                body.append(f'<path class="curve ours" d="M{path}"/>')
+                ends.append((places[-1][1], name))
+            below = bottom
+            for y, name in sorted(ends, reverse=True):  # from below, no two on one another
+                below = min(y, below - 15)
+                body.append(
+                    f'<text x="{left + wide - 84}" y="{below + 4:.1f}">{html.escape(name)}</text>'
+                )
+            for number in (0, len(labels) - 1):
+                body.append(
+                    f'<text class="quiet" x="{left + number * step:.1f}" y="{bottom + 18}" '
+                    f'text-anchor="middle">{html.escape(labels[number])}</text>'
+                )
+    height = 96 + len(found) * (high + 76) - 20
+    return _svg(80 + columns * (wide + 40), height, title, body)
+
+
+def _growth(report):
+    """Tables of growth as panels: time above, memory below; nothing where a table is not there."""
+    lines = ([], [])
+    for title, rows in report.items():
+        if not title.startswith("Growth with ") or not all(r.ns_per_byte for r in rows.values()):
+            continue
+        time, memory = {}, {}
+        for name, row in rows.items():
+            what, _, label = name.rpartition(", ")
+            if what != "open":  # goes through headers only
+                time.setdefault(what, []).append((label, row.ns_per_byte))
+            memory.setdefault(what, []).append((label, row.memory_mb or 0.0))
+        what = title.removeprefix("Growth with the ").partition(":")[0]
+        lines[0].append((f"time, by {what}", "ns/B", time))
+        lines[1].append((f"memory added, by {what}", "MB", memory))
+    return lines if len(lines[0]) == 4 else None
+
+
 def draw_all(results=_RESULTS, directory=_DOCS):
     """Draw what there are tables for; returns the names."""
     with open(results) as file:
@@ -159,6 +228,9 @@ def draw_all(results=_RESULTS, directory=_DOCS):
     if growth:
         title = "Memory added, against the size of the model"
         drawn["memory.svg"] = curves(title, growth, "who holds the model")
+    grown = _growth(report)
+    if grown:
+        drawn["growth.svg"] = panels("How cost grows", grown)
     mean = report.get("Weighted mean of eight files of 600 MB", {})
     if mean:
         title = "Weighted mean of eight models of 600 MB: seconds, and memory added"

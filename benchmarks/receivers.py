@@ -1,6 +1,7 @@
 """Receivers in processes of their own: `python -m benchmarks.receivers URL PATH CONNECTIONS RATE`.
 
-Each waits for a line, fetches to a file, says so, and waits for the next.
+Each waits for a line, fetches to a file, says so, and waits for the next. Instead of a URL,
+`raw:HOST:PORT:COUNT:BYTES` is fetched from an owner that knows bare sockets only.
 """
 
 import os
@@ -8,6 +9,7 @@ import queue
 import subprocess
 import sys
 import threading
+from types import SimpleNamespace
 
 __all__ = ["Receivers"]
 
@@ -47,23 +49,37 @@ class Receivers:
 def main():
     import blake3  # noqa: F401
 
-    import weighlock
-    import weighlock.fetching.fetch  # what is imported when it is first used is not measured
+    import weighlock.fetching.fetch  # noqa: F401 - what is imported when first used is not measured
 
     url, path, connections, rate = sys.argv[1:]
+    fetch = _fetch
+    if url.startswith("raw:"):
+        import benchmarks.workloads.transfer  # noqa: F401
+
+        fetch = _fetch_raw
     lines = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     while True:
         print("ready", flush=True)
         lines.get()
-        weighlock.fetch(
-            url,
-            into=path,
-            connections=int(connections),
-            limit_rate=float(rate) or None,
-            durable=False,
-        ).close()
+        fetch(url, path, int(connections), float(rate) or None)
         os.unlink(path)
+
+
+def _fetch(url, path, connections, rate):
+    import weighlock
+
+    weighlock.fetch(url, into=path, connections=connections, limit_rate=rate, durable=False).close()
+
+
+def _fetch_raw(url, path, connections, rate):
+    """Over four connections, as fast as it comes."""
+    from benchmarks.workloads.transfer import Sizes, raw_to_disk
+
+    _, host, port, count, nbytes = url.split(":")
+    owner = SimpleNamespace(address={"host": host, "port": int(port)})
+    sizes = Sizes(int(count), int(nbytes))
+    os.close(raw_to_disk(SimpleNamespace(owner=owner, sizes=sizes, path=path)).fd)
 
 
 def _listen(lines):

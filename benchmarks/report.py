@@ -28,8 +28,10 @@ def table(workload, samples, skipped, *, promises=True):
         lines += [workload.note(), ""]
     paired = any(sample.beside is not None for found in samples.values() for sample in found)
     moved = workload.moved_bytes if promises else None
+    sizes = {c.name: c.nbytes for c in workload.contenders if c.nbytes and promises}
     other = " other process + MB |" if paired else ""
     other += " MB/s |" if moved else ""
+    other += " ns per byte |" if sizes else ""
     lines += [f"| contender | s (median) | spread | × first | CPU s | memory + MB |{other}"]
     lines += ["|---|---|---|---|---|---|" + "---|" * other.count("|")]
     first = None
@@ -44,6 +46,7 @@ def table(workload, samples, skipped, *, promises=True):
             f"| {f'{max(memory) / 1e6:.0f}' if memory else ''} |"
             + (f" {_beside(found)} |" if paired else "")
             + (f" {moved / wall / 1e6:.1f} |" if moved else "")
+            + (f" {wall / sizes[name] * 1e9:.2f} |" if name in sizes else " |" if sizes else "")
         )
     lines += [f"| {name} | {why} | | | | |" for name, why in skipped.items()]
     bars = bars_of(workload, samples) if promises else []

@@ -4,7 +4,7 @@ import os
 
 from benchmarks.contender import Bar, Contender, Job, Workload
 from benchmarks.workloads.convert import copy_file_range, prepare_paths, same_tensors
-from benchmarks.workloads.load_all import check_arrays, check_tensors
+from benchmarks.workloads.load_all import check_arrays, check_tensors, two_threads
 
 __all__ = ["ALL"]
 
@@ -21,6 +21,36 @@ import torch
 tensor = torch.load(sys.argv[1], mmap=MMAP, weights_only=True)[sys.argv[2]].clone()
 assert tensor.dtype == torch.bfloat16 and tensor.ndim == 2
 """
+
+
+_LIMIT_ONE = """
+import os
+import sys
+import numpy as np
+fd = os.open(sys.argv[1], os.O_RDONLY)
+array = np.empty(8 << 20, np.uint8)
+assert os.preadv(fd, [memoryview(array)], 0)
+"""
+
+
+def _prepare_limit(job: Job):
+    """Places for as many bytes as the tensors have, from the start of the file on."""
+    import numpy as np
+
+    offset, places = 0, []
+    for name, shape in job.model.shapes.items():
+        places.append((name, shape, offset))
+        offset += 2 * int(np.prod(shape))
+    return os.open(job.source, os.O_RDONLY), places
+
+
+def _read_one(prepared):
+    import numpy as np
+
+    fd, places = prepared
+    shape = next(shape for name, shape, _ in places if name == _name(prepared))
+    array = np.empty(shape, np.uint16)
+    os.preadv(fd, [memoryview(array.reshape(-1).view("u1"))], 0)
 
 
 def _prepare_torch(job: Job):
@@ -103,6 +133,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             f"open-one-{kind}",
             f"A fresh process opens a {kind} checkpoint and loads one 8 MB tensor",
             (
+                Contender("limit: numpy + preadv of 8 MB", None, script=_LIMIT_ONE),
                 Contender(torch_load, None, needs=("torch",), script=script),
                 Contender("weighlock", None, script=_WEIGHLOCK_ONE),
             ),
@@ -113,6 +144,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             f"one-{kind}",
             f"Open a {kind} checkpoint and load one 8 MB tensor, imports excluded",
             (
+                Contender("limit: preadv of 8 MB", _read_one, _prepare_limit),
                 Contender(torch_load, _torch_one(mmap), _prepare_torch, _check_one, ("torch",)),
                 Contender("weighlock", _weighlock_one, _prepare_weighlock, _check_one),
             ),
@@ -123,6 +155,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             f"load-{kind}",
             f"Load every tensor of a {kind} checkpoint",
             (
+                Contender("limit: preadv of as many bytes, 2 threads", two_threads, _prepare_limit),
                 Contender("torch.load", _torch_all, _prepare_torch, check_tensors, ("torch",)),
                 Contender("weighlock", _weighlock_all, _prepare_weighlock, check_arrays),
             ),

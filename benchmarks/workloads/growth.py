@@ -1,7 +1,7 @@
 """How cost grows: with the size of a model, its tensors, its receivers, its contributors.
 
-One repeat of each says enough: what is looked for is a curve that is flat in memory and straight in
-time. The pictures are drawn from these tables.
+Three repeats of each say enough: what is looked for is a curve that is flat in memory and straight
+in time. The pictures are drawn from these tables.
 """
 
 import json
@@ -43,15 +43,17 @@ def _file(job: Job, name, nbytes, count):
     return path
 
 
-def _sized(megabytes):
+def _sized(megabytes, count=None):
+    """A file of that size, in so many tensors or in ones of 8 MiB."""
+
     def prepare(job: Job):
         import weighlock.combining.mean
         import weighlock.fetching.fetch
         import weighlock.formats.save  # noqa: F401
 
         nbytes = megabytes * (_MB // 100 if _is_quick(job) else _MB)
-        path = _file(job, f"size-{megabytes}", nbytes, max(1, nbytes // _TENSOR_BYTES))
-        return job, path
+        tensors = count or max(1, nbytes // _TENSOR_BYTES)
+        return job, _file(job, f"{megabytes}-in-{tensors}", nbytes, tensors)
 
     return prepare
 
@@ -84,9 +86,9 @@ class _Served:
         return [self.owner.pid]
 
 
-def _served(megabytes):
+def _served(megabytes, count=None):
     def prepare(job: Job):
-        return _Served(*_sized(megabytes)(job))
+        return _Served(*_sized(megabytes, count)(job))
 
     return prepare
 
@@ -116,26 +118,16 @@ def _by_many(receivers):
     return run
 
 
-def _many(count):
-    def prepare(job: Job):
-        import weighlock.formats.detect  # noqa: F401
-
-        count_here = count // 10 if _is_quick(job) else count
-        return _file(job, f"tensors-{count}", count_here * 1024, count_here)
-
-    return prepare
-
-
-def _opened(path):
+def _opened(prepared):
     import weighlock
 
-    with weighlock.open(path) as catalog:
+    with weighlock.open(prepared[1]) as catalog:
         return len(list(catalog.values()))
 
 
 def _contributors(count):
     def prepare(job: Job):
-        job, path = _sized(64)(job)
+        job, path = _sized(_EACH)(job)
         return job, path, count
 
     return prepare
@@ -153,6 +145,8 @@ _SIZES = (250, 500, 1000, 2000, 4000)
 _COUNTS = (100, 1000, 10_000, 100_000)
 _RECEIVERS = (1, 2, 4, 8, 16, 32)
 _CONTRIBUTORS = (2, 4, 8, 16, 32, 64)
+_EACH = 64
+"""Megabytes of each receiver, or contributor."""
 
 ALL = (
     Workload(
@@ -162,9 +156,11 @@ ALL = (
             contender
             for size in _SIZES
             for contender in (
-                Contender(f"convert, {size} MB", _copied, _sized(size)),
-                Contender(f"fetch to disk, {size} MB", _fetched, _served(size)),
-                Contender(f"mean of three, {size} MB", _averaged, _sized(size)),
+                Contender(f"convert, {size} MB", _copied, _sized(size), nbytes=size * _MB),
+                Contender(f"fetch to disk, {size} MB", _fetched, _served(size), nbytes=size * _MB),
+                Contender(
+                    f"mean of three, {size} MB", _averaged, _sized(size), nbytes=3 * size * _MB
+                ),
             )
         ),
         memory_bars={f"fetch to disk, {_SIZES[-1]} MB": 64, f"mean of three, {_SIZES[-1]} MB": 128},
@@ -173,28 +169,55 @@ ALL = (
     ),
     Workload(
         "growth-tensors",
-        "Growth with the number of tensors",
-        tuple(Contender(f"open, {count:,} tensors", _opened, _many(count)) for count in _COUNTS),
+        "Growth with the number of tensors: 1 GB in all",
+        tuple(
+            contender
+            for count in _COUNTS
+            for contender in (
+                Contender(
+                    f"open, {count:,} tensors", _opened, _sized(1000, count), nbytes=1000 * _MB
+                ),
+                Contender(
+                    f"convert, {count:,} tensors", _copied, _sized(1000, count), nbytes=1000 * _MB
+                ),
+                Contender(
+                    f"fetch to disk, {count:,} tensors",
+                    _fetched,
+                    _served(1000, count),
+                    nbytes=1000 * _MB,
+                ),
+            )
+        ),
         is_curve=True,
     ),
     Workload(
         "growth-receivers",
-        "Growth with the number of receivers",
+        f"Growth with the number of receivers: {_EACH} MB to each",
         tuple(
-            Contender(f"64 MB each to {count} receivers", _by_many(count), _served(64))
+            Contender(
+                f"fetch to disk, {count} receivers",
+                _by_many(count),
+                _served(_EACH),
+                nbytes=count * _EACH * _MB,
+            )
             for count in _RECEIVERS
         ),
-        beside_bars={f"64 MB each to {_RECEIVERS[-1]} receivers": 64},
+        beside_bars={f"fetch to disk, {_RECEIVERS[-1]} receivers": 64},
         is_curve=True,
     ),
     Workload(
         "growth-contributors",
-        "Growth with the number of contributors",
+        f"Growth with the number of contributors: {_EACH} MB of each",
         tuple(
-            Contender(f"mean of {count} of 64 MB", _averaged_many, _contributors(count))
+            Contender(
+                f"mean, {count} contributors",
+                _averaged_many,
+                _contributors(count),
+                nbytes=count * _EACH * _MB,
+            )
             for count in _CONTRIBUTORS
         ),
-        memory_bars={f"mean of {_CONTRIBUTORS[-1]} of 64 MB": 128},
+        memory_bars={f"mean, {_CONTRIBUTORS[-1]} contributors": 128},
         is_curve=True,
     ),
 )

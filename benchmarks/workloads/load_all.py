@@ -5,7 +5,7 @@ import threading
 
 from benchmarks.contender import Bar, Contender, Job, Workload
 
-__all__ = ["WORKLOAD", "check_arrays", "check_tensors"]
+__all__ = ["WORKLOAD", "check_arrays", "check_tensors", "two_threads"]
 
 
 def _prepare_limit(job: Job):
@@ -38,7 +38,7 @@ def _one_thread(prepared):
     return result
 
 
-def _two_threads(prepared):
+def two_threads(prepared):
     """The tensors dealt out by size, so that both threads read the same number of bytes."""
     fd, places = prepared
     result, load = {}, [0, 0]
@@ -140,7 +140,7 @@ WORKLOAD = Workload(
     "load",
     "Load every tensor into owned memory",
     (
-        Contender("limit: preadv, 2 threads", _two_threads, _prepare_limit, check_arrays),
+        Contender("limit: preadv, 2 threads", two_threads, _prepare_limit, check_arrays),
         Contender("limit: preadv, 1 thread", _one_thread, _prepare_limit, check_arrays),
         Contender(
             "safetensors load_file + clone",

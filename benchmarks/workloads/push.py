@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from benchmarks.contender import Bar, Contender, Job, Workload
 from benchmarks.owners import Owner, make_arrays
 from benchmarks.receivers import Receivers
+from benchmarks.workloads.transfer import Sizes, check, prepare, raw_to_disk
 
 __all__ = ["ALL"]
 
@@ -28,7 +29,10 @@ class _Prepared:
 
     @property
     def url(self):
-        return self.owner.address["url"]
+        address = self.owner.address
+        if "url" in address:
+            return address["url"]
+        return f"raw:{address['host']}:{address['port']}:{self.count}:{self.nbytes}"
 
 
 def _sizes(job, count):
@@ -98,6 +102,12 @@ _PUSH = Workload(
     "push",
     "Push 1 GB in tensors of 32 MB to a file on tmpfs; its sender hashes within the time",
     (
+        Contender(
+            "raw sockets + BLAKE3 + pwrite, 4 connections",
+            raw_to_disk,
+            prepare("raw", Sizes(32, _TENSOR_BYTES)),
+            check,
+        ),
         Contender("fetch to a file", _fetch, _prepare("weighlock", 32), _check),
         Contender(
             "share, then fetch to a file",
@@ -133,6 +143,11 @@ _EIGHT = Workload(
     "receivers-8",
     "Fetch 512 MB to files eight times: one after another, and by eight receivers at once",
     (
+        Contender(
+            "raw sockets + BLAKE3 + pwrite, eight at once",
+            _at_once,
+            _prepare("raw", 16, receivers=[{"count": 8}]),
+        ),
         Contender("one by one", _one_by_one, _prepare("weighlock", 16, receivers=[{"count": 1}])),
         Contender("eight at once", _at_once, _prepare("weighlock", 16, receivers=[{"count": 8}])),
     ),
