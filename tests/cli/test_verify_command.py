@@ -147,6 +147,14 @@ def test_a_tensor_the_index_does_not_know(model, weighlock_command):
     assert_refused(weighlock_command("verify", model), shard.name, "'extra'")
 
 
+def test_an_index_that_lists_nothing_of_its_shards(model, weighlock_command):
+    (model / "model.safetensors.index.json").write_text('{"weight_map": {}}')
+    shard = min(model.glob("*.safetensors"))
+    assert_refused(weighlock_command("verify", model), shard.name, "does not list")
+    for verb in ("ls", "info"):
+        assert shard.name in weighlock_command(verb, model).stderr
+
+
 @pytest.mark.parametrize("told", [5, "5", {"a": 1}, 10**30, -1, None])
 def test_a_total_size_that_is_not_that_of_the_tensors_is_noted(model, weighlock_command, told):
     path = model / "model.safetensors.index.json"

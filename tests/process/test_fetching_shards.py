@@ -250,3 +250,10 @@ def test_the_same_model_may_lie_there_and_is_not_written_again(models, tmp_path,
                 weighlock.fetch(url, into=target)
             weighlock.fetch(url, into=target, force=True).close()
             assert versions_in(target) == {1.0}
+
+
+def test_an_index_that_lists_nothing_is_noted(no_leaks):
+    files = {f"/m/{INDEX}": b'{"weight_map": {}}'}
+    with PlainServer(files) as server, weighlock.open(server.url(f"/m/{INDEX}")) as catalog:
+        assert not catalog
+        assert "its index lists no tensors" in catalog.notes

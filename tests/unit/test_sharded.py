@@ -9,7 +9,14 @@ import pytest
 from unit_samples import descriptors_of, encode, same_bits, sample
 
 import weighlock
-from weighlock.errors import FormatError, HeaderError, LayoutError, SourceError, TruncatedFile
+from weighlock.errors import (
+    FormatError,
+    HeaderError,
+    LayoutError,
+    LimitExceeded,
+    SourceError,
+    TruncatedFile,
+)
 from weighlock.formats.sharded import build_index, shard_name
 from weighlock.limits import Limits
 
@@ -223,3 +230,38 @@ def test_an_index_of_nothing(tmp_path):
     with weighlock.open(tmp_path) as catalog:
         assert len(catalog) == 0
         assert catalog.shards() == {}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["model.safetensors.index.json", "model.safetensors.fp16.index.json", "whatever.index.json"],
+)
+def test_an_index_of_nothing_beside_shards_tells_what_it_does_not_list(model, name):
+    (model / "model.safetensors.index.json").unlink()
+    (model / name).write_text('{"weight_map": {}}')
+    (model / "notes.bin.txt").write_text("no shard")
+    with weighlock.open(model / name) as catalog:
+        assert not catalog
+        assert descriptors_of(model) == 0
+        assert list(catalog.notes) == [
+            "part-0.safetensors: its index does not list 't0', 't1'",
+            "part-1.safetensors: its index does not list 't2', 't3'",
+            "part-2.safetensors: its index does not list 't4', 't5'",
+        ]
+    with pytest.raises(LimitExceeded, match=r"3 .*2"):
+        weighlock.open(model / name, Limits(shards=2))
+
+
+def test_tensors_that_an_index_does_not_list_are_told(model):
+    weight_map = index_of(model)
+    del weight_map["t3"]
+    write_index(model, weight_map)
+    with weighlock.open(model) as catalog:
+        assert list(catalog) == list(weight_map)
+        assert catalog.notes == ("part-1.safetensors: its index does not list 't3'",)
+
+
+def test_a_model_without_tensors_has_nothing_to_tell(tmp_path):
+    weighlock.save(tmp_path / "model", {}, max_shard_bytes=1000)
+    with weighlock.open(tmp_path / "model") as catalog:
+        assert catalog.notes == ()

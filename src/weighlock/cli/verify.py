@@ -14,6 +14,7 @@ from weighlock.cli.several import for_each, print_each
 from weighlock.cli.shared import json_option, label, print_json, print_notes
 from weighlock.cli.text import columns, counted, escaped, size
 from weighlock.errors import FormatError, LayoutError, WeighlockError
+from weighlock.formats.sharded import unlisted
 from weighlock.sources.access import Access, Credential
 from weighlock.tensors.blocks import blocks
 from weighlock.tensors.catalog import Catalog
@@ -108,12 +109,8 @@ def _show(facts: dict[str, Any]) -> None:
 def _check_shards(catalog: Catalog) -> None:
     """Raise if a shard holds a tensor that the index does not know: part of the model is lost."""
     for file, shard in catalog.shards().items():
-        # An index may name a sparse tensor as a whole; its parts are entries of the file.
-        whole = [group for name, group in shard.groups.items() if name in catalog]
-        parts = {part for group in whole for part in group.parts.values()}
-        for name in shard:
-            if name not in catalog and name not in parts:
-                raise LayoutError(f"{file} holds tensor {name!r}, which the index does not list")
+        for name in unlisted(shard, catalog):
+            raise LayoutError(f"{file} holds tensor {name!r}, which the index does not list")
 
 
 def _wrong_total(catalog: Catalog, refs: Sequence[TensorRef]) -> Iterator[str]:

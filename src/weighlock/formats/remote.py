@@ -156,7 +156,9 @@ def _open_index(
     source.close()
     places = {name: _url_beside(url, name) for name in index.shards}
     refs = ShardedRefs(index.weight_map, places, limits, open_source, open_file)
-    return Catalog(refs, index.metadata, refs.close, refs.shards)
+    catalog = Catalog(refs, index.metadata, refs.close, refs.shards)
+    # What lies beside it nobody can list: there may be shards that hold all of the model.
+    return catalog if index.weight_map else catalog.noted("its index lists no tensors")
 
 
 def _url_beside(url: str, name: str) -> str:

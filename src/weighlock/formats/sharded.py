@@ -7,7 +7,7 @@ import os
 import re
 import reprlib
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -26,6 +26,7 @@ from weighlock.limits import Limits
 from weighlock.per_process import PerProcess
 from weighlock.sources.local import FileSource
 from weighlock.tensors.catalog import Catalog
+from weighlock.tensors.naming import some_names
 from weighlock.tensors.ref import TensorRef
 from weighlock.tensors.spec import check_name
 
@@ -45,6 +46,7 @@ __all__ = [
     "open_index",
     "read_index",
     "shard_name",
+    "unlisted",
 ]
 
 OpenShard = Callable[["Source", Limits], Catalog]
@@ -89,6 +91,8 @@ def open_index(
 ) -> Catalog:
     """The catalog of a sharded model, from its index. Opens no shard.
 
+    Of an index that lists nothing, the shards are the files beside it: `notes` tell what they hold.
+
     Args:
         path: the index.
         limits: what the input may ask for.
@@ -100,9 +104,36 @@ def open_index(
     """
     limits = limits or Limits()
     index = read_index(FileSource(path, hold=False), limits)
-    places = {name: confined(path, name) for name in index.shards}
+    shards = index.shards or _shards_beside(path)
+    limits.check("shards", len(shards), f"{path}: files beside the index")
+    places = {name: confined(path, name) for name in shards}
     refs = ShardedRefs(index.weight_map, places, limits, open_shard)
     return Catalog(refs, index.metadata, refs.close, refs.shards)
+
+
+def _shards_beside(index_path: str) -> list[str]:
+    """The files that an index could have listed, by what it is called."""
+    directory, index_name = os.path.split(os.path.abspath(index_path))
+    both = (".safetensors", ".bin")
+    endings = tuple(ending for ending in both if f"{ending}." in index_name) or both
+    try:
+        names = sorted(os.listdir(directory))
+    except OSError as error:
+        raise SourceError(
+            f"{directory}: cannot be listed: {error.strerror}", errno=error.errno
+        ) from error
+    return [name for name in names if name.endswith(endings) and not name.startswith(".")]
+
+
+def unlisted(shard: Catalog, listed: Container[str]) -> list[str]:
+    """The tensors of a shard that its index does not list: who opens the model lacks them."""
+    names = [name for name in shard if name not in listed]
+    if not names:
+        return []
+    # An index may name a sparse tensor as a whole; its parts are entries of the file.
+    whole = [group for name, group in shard.groups.items() if name in listed]
+    parts = {part for group in whole for part in group.parts.values()}
+    return [name for name in names if name not in parts]
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,7 +338,8 @@ class ShardedRefs(Mapping[str, TensorRef]):
                         f"holds tensor {name!r}, which the index places in {elsewhere!r}",
                         source=source.label,
                     )
+            lost = unlisted(catalog, self._weight_map)
         except BaseException:
             source.close()
             raise
-        return catalog
+        return catalog.noted(f"its index does not list {some_names(lost)}") if lost else catalog
