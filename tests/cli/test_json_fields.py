@@ -42,10 +42,11 @@ def facts(weighlock_command):
 
 
 def test_verbs_that_look(models, facts, weighlock_command, tmp_path):
-    plain, more, several = FIELDS["ls"]
-    assert list(facts("ls", models[0])[0]) == plain
-    assert [*plain, more[0]] == list(facts("ls", "--fold", models[0])[0])
-    assert list(facts("ls", *models)[0]) == several
+    listing, plain, more = FIELDS["ls"]
+    found = facts("ls", models[0])
+    assert [list(found), list(found["tensors"][0])] == [listing, plain]
+    assert [*plain, more[0]] == list(facts("ls", "--fold", models[0])["tensors"][0])
+    assert list(facts("ls", *models)[0]) == listing
     assert [list(facts("info", models[0]))] == FIELDS["info"]
     whole, data, broken = FIELDS["verify"]
     assert list(facts("verify", models[0])) == whole
@@ -59,8 +60,9 @@ def test_verbs_that_look(models, facts, weighlock_command, tmp_path):
 def test_groups_in_a_list(facts, tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"meta": torch.ones(3, device="meta")}, tmp_path / "meta.pt")
-    plain, (_, *of_groups), _ = FIELDS["ls"]
-    assert list(facts("ls", tmp_path / "meta.pt")[0]) == plain + of_groups
+    _, plain, (_, *of_groups) = FIELDS["ls"]
+    (found,) = facts("ls", tmp_path / "meta.pt")["tensors"]
+    assert list(found) == plain + of_groups
 
 
 def test_scan(weighlock_command, tmp_path):
