@@ -14,6 +14,7 @@ from weighlock.errors import (
     CombineError,
     DiskError,
     FormatError,
+    LayoutError,
     LimitExceeded,
     SourceError,
     SpoolClosed,
@@ -241,8 +242,9 @@ def test_a_result_that_was_there_stays_if_the_next_is_refused(tmp_path):
 
 WRONG = [
     (([],), {}, "no contributor was given"),
-    (([GOOD, GOOD], [0, 0]), {}, "add up to 0"),
-    (([GOOD, GOOD], [1e308, 1e308]), {}, "add up to inf"),
+    (([GOOD, GOOD], [0, 0]), {}, "add up to 0.*: contributor 1 of 2 has 0, .* more than 0"),
+    (({f"site-{n}": GOOD for n in range(9)}, [0] * 9), {}, "site-2 has 0 and 6 more; one must"),
+    (([GOOD] * 3, [1, 1e308, 1e308]), {}, "add up to inf.*: contributor 2 of 3 has 1e.308, .*div"),
     (([GOOD, GOOD], [1]), {}, "2 contributors and 1 weights"),
     (("model.safetensors",), {}, "not one model"),
     (({"a": GOOD}, {"b": 1}), {}, "weight for 'b'"),
@@ -258,6 +260,11 @@ WRONG = [
 def test_wrong_calls_are_refused(given, options, says):
     with pytest.raises(CombineError, match=says):
         weighlock.mean(*given, **options)
+
+
+def test_what_is_no_tensor_is_told_by_whose_it_is():
+    with pytest.raises(LayoutError, match="contributor 2 of 2: tensor 'w' is a list"):
+        weighlock.mean([GOOD, {"w": [1.0]}])
 
 
 def test_options_that_are_not_there_are_refused(tmp_path):
@@ -327,7 +334,7 @@ def test_a_weight_of_zero_counts_for_nothing():
     odd = {"w": np.full(4, np.nan, F32), "n": np.arange(3) + 1}
     found = weighlock.mean([GOOD, odd], [2, 0])
     same(loaded(found), GOOD)
-    with pytest.raises(CombineError, match="everybody who has it has the weight 0"):
+    with pytest.raises(CombineError, match=r"everybody who has it .* 0: .*one of them"):
         weighlock.mean([GOOD, {**GOOD, "x": GOOD["w"]}], [1, 0], missing="skip")
 
 

@@ -54,6 +54,9 @@ Combinable: TypeAlias = "Mapping[str, object] | str | os.PathLike[str]"
 
 Missing: TypeAlias = Literal["error", "skip"]
 
+_SHOWN = 3
+"""So many contributors are named in one error."""
+
 
 @dataclass(frozen=True, slots=True)
 class Contributor:
@@ -89,9 +92,9 @@ class Opening:
         _check_is_model(given, label)
         if isinstance(given, Catalog):
             return given
-        if isinstance(given, Mapping):
-            return Catalog({name: as_ref(name, value) for name, value in given.items()})
         try:
+            if isinstance(given, Mapping):
+                return Catalog({name: as_ref(name, value) for name, value in given.items()})
             opened = open_catalog(
                 given, self.limits, access=self.access, verify=self.verify, abort=self.abort
             )
@@ -145,8 +148,18 @@ def weighed(
     ]
     total = sum(weight for *_, weight in checked)
     if not 0 < total < math.inf:
-        raise CombineError(f"the weights add up to {total:g}: there is no mean")
+        remedy = "divide them all by one number" if total else "one must weigh more than 0"
+        raise CombineError(
+            f"the weights add up to {total:g}, which makes no mean: {_said(checked)}; {remedy}"
+        )
     return checked
+
+
+def _said(contributors: Sequence[tuple[str, Combinable, float]]) -> str:
+    """Who has which weight, the largest ones first."""
+    ordered = sorted(contributors, key=lambda each: -each[2])
+    said = ", ".join(f"{label} has {weight:g}" for label, _, weight in ordered[:_SHOWN])
+    return said + (f" and {len(ordered) - _SHOWN} more" if len(ordered) > _SHOWN else "")
 
 
 def _labelled_all(

@@ -13,6 +13,7 @@ from weighlock.combining.sums import WeightedSum
 from weighlock.errors import CombineError
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
+from weighlock.tensors.naming import some_names
 from weighlock.tensors.spec import TensorSpec
 
 if TYPE_CHECKING:
@@ -75,8 +76,11 @@ def mean(
     def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
         counted = shared.only(lambda owner: contributors[owner].weight > 0)
         if not counted.refs:
+            owners = some_names(contributors[owner].label for owner in shared.owners)
             raise CombineError(
-                f"tensor {shared.name!r}: everybody who has it has the weight 0", tensor=shared.name
+                f"tensor {shared.name!r}: everybody who has it has the weight 0: {owners}; "
+                "one of them must weigh more",
+                tensor=shared.name,
             )
         total = sum(contributors[owner].weight for owner in counted.owners)
         shares = tuple(contributors[owner].weight / total for owner in counted.owners)
