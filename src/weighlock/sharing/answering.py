@@ -3,6 +3,7 @@
 Knows offers, tickets and tombstones; paths, ranges and headers are the routes'.
 """
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -25,12 +26,16 @@ from weighlock.sharing.routes import (
     find,
     gone,
     not_allowed,
+    not_forwarded,
 )
 from weighlock.sharing.shared import Share
 from weighlock.sharing.tickets import MAC, is_genuine
 from weighlock.transfer.receiving import Incoming
+from weighlock.transfer.upstream import UpstreamFailed
 
 __all__ = ["Answering"]
+
+_log = logging.getLogger("weighlock.server")
 
 _MISS_PAUSE_S = 0.02
 """Pause before an unknown id is denied: nobody guesses 128 bits, but nobody needs to try fast."""
@@ -184,6 +189,9 @@ class Answering:
         except (WeighlockError, MemoryError) as error:
             if share.ended is not None:
                 return gone(share.ended), None
+            if isinstance(error, UpstreamFailed):
+                _log.warning("digests could not be forwarded: %s", error)
+                return not_forwarded(error), None
             return failure(500, error="unreadable", cause=type(error).__name__), None
         return answer_data(share, headers), share
 

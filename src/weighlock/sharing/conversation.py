@@ -18,12 +18,13 @@ from weighlock.errors import SourceChanged, TransferTimeout, WeighlockError
 from weighlock.limits import Budget, Limits
 from weighlock.sharing.listening import Peer
 from weighlock.sharing.metrics import Traffic, kind_of
-from weighlock.sharing.routes import Answer, busy, failure, gone
+from weighlock.sharing.routes import Answer, busy, failure, gone, not_forwarded
 from weighlock.sharing.shared import Share
 from weighlock.tensors.spec import Span
 from weighlock.transfer.pieces import Piece, piece_length
 from weighlock.transfer.receiving import Incoming
 from weighlock.transfer.sending import Sender, wait_readable
+from weighlock.transfer.upstream import UpstreamFailed
 
 __all__ = ["Answers", "Conversation"]
 
@@ -201,7 +202,8 @@ class Conversation:
             headers.append((b"Content-Length", str(answer.length).encode()))
         if self._answers.is_stopping:
             extra = [(b"Connection", b"close")]
-        reason = http.client.responses.get(answer.status, "").encode()
+        phrase = answer.phrase or http.client.responses.get(answer.status, "")
+        reason = phrase.encode("ascii", "replace")
         response = h11.Response(status_code=answer.status, headers=headers + extra, reason=reason)
         return self._h11.send(response) or b""
 
@@ -232,6 +234,9 @@ class Conversation:
                 self._send_whole(gone(share.ended), b"GET")
                 return
             _log.warning("a range could not be read: %s", error)
+            if isinstance(error, UpstreamFailed):
+                self._send_whole(not_forwarded(error), b"GET")
+                return
             self._send_whole(failure(500, error="unreadable", cause=type(error).__name__), b"GET")
             return
         self._sender.begin()
@@ -254,6 +259,7 @@ class Conversation:
                 except (SourceChanged, TransferTimeout):
                     raise
                 except Exception as error:
+                    _log.warning("a range broke off: %s", error)
                     share.note_failure(span.offset)
                     raise OSError(f"a tensor could not be read: {error}") from error
                 if following is None:

@@ -112,8 +112,13 @@ class Listener:
         """How many are open."""
         return len(self._peers)
 
-    def close(self, grace_s: float) -> None:
-        """Accept no more; let replies on their way finish for so long, then cut them."""
+    def close(self, grace_s: float, cut: Callable[[], None] | None = None) -> None:
+        """Accept no more; let replies on their way finish for so long, then cut them.
+
+        Args:
+            grace_s: how long.
+            cut: called then, for what those who serve may wait for besides their peers.
+        """
         if os.getpid() != self._pid:
             self._socket.close()
             return
@@ -137,6 +142,8 @@ class Listener:
         until = time.monotonic() + grace_s
         for thread in others:
             thread.join(max(0.0, until - time.monotonic()))
+        if cut is not None:
+            cut()
         for peer in peers:
             if peers[peer] is not here:
                 peer.shut()

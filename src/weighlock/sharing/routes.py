@@ -1,5 +1,7 @@
 """From a request to what is to be answered. Knows paths, ranges and headers; sends nothing."""
 
+import http
+import math
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -7,10 +9,12 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from weighlock.errors import PeerLost, ShareGone, TransferTimeout
 from weighlock.sharing.share import Event
 from weighlock.sharing.shared import Share
 from weighlock.sources.grid import BLOCK_BYTES, block_count
 from weighlock.tensors.spec import Span
+from weighlock.transfer.upstream import UpstreamFailed
 
 __all__ = [
     "HASH_WAIT_S",
@@ -27,6 +31,7 @@ __all__ = [
     "hashing",
     "json_answer",
     "not_allowed",
+    "not_forwarded",
     "requested_span",
 ]
 
@@ -60,6 +65,8 @@ class Answer:
     headers: Mapping[str, str] = field(default_factory=dict)
     body: bytes = b""
     span: Span | None = None
+    phrase: str = ""
+    """What the status line says beside the status; what HTTP calls it, if nothing is given."""
 
     @property
     def length(self) -> int:
@@ -113,6 +120,25 @@ def gone(reason: str | None, **more: object) -> Answer:
     if reason is None:
         return failure(404, error="not found")
     return failure(410, error="gone", reason=reason, **more)
+
+
+def not_forwarded(failed: UpstreamFailed) -> Answer:
+    """The reply for what lies on another server, which does not give it.
+
+    A failure that may pass is one here too, and says so: who asked has its own patience. It is told
+    in the status line as well, which receivers show and logs of proxies keep.
+    """
+    error = failed.error
+    cause, told = type(error).__name__, failed.told
+    if isinstance(error, ShareGone):
+        return gone(error.reason, upstream=told)
+    if not error.retryable:
+        return failure(500, error="unreadable", cause=cause, upstream=told)
+    status = http.HTTPStatus(504 if isinstance(error, TransferTimeout) else 502)
+    answer = failure(status, error="upstream", cause=cause, upstream=told)
+    after_s = (error.retry_after_s if isinstance(error, PeerLost) else None) or 1.0
+    headers = {**answer.headers, "Retry-After": str(math.ceil(after_s))}
+    return Answer(status, headers, answer.body, phrase=f"{status.phrase}: {failed}")
 
 
 def requested_span(text: str | None, size: int) -> Span | None:
@@ -192,6 +218,7 @@ def answer_digests(share: Share, page: int, wait_s: float) -> Answer:
 
     Raises:
         SourceError: the tensors could not be read, or have changed.
+        UpstreamFailed: they lie on another server, which does not give them.
     """
     if page >= share.digests.pages:
         return failure(404, error="not found")

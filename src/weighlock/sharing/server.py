@@ -39,6 +39,7 @@ from weighlock.transfer.contents import Contents
 from weighlock.transfer.digests import Digests
 from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import lay_out
+from weighlock.transfer.upstream import Upstreams
 
 __all__ = ["Server"]
 
@@ -140,7 +141,7 @@ class Server(Lifetime):
         """Stop: replies on their way get so long to finish. Idempotent."""
         self._answering.is_stopping = True
         self._started.set()  # who waits is let go
-        self._listener.close(grace_s)
+        self._listener.close(grace_s, self._cut)
         if os.getpid() == self._pid:  # a forked child has its own copy, and no say
             self._offers.close()
 
@@ -206,6 +207,7 @@ class Server(Lifetime):
             digests = Digests(contents)
             if pinned:  # what lies in files is hashed when it is asked for
                 digests.hash_all()
+            contents.forward(Upstreams(limits))
             share = Share(
                 Ticketing(self._key, share_id, f"{self.url}/s/{share_id}/model.safetensors"),
                 contents,
@@ -321,6 +323,12 @@ class Server(Lifetime):
             After any of them nothing is offered.
         """
         return pack_and_share(self, obj, **options)
+
+    def _cut(self) -> None:
+        """Nobody who serves waits for other servers any more."""
+        for offer in self._offers:
+            if isinstance(offer, Share):
+                offer.contents.stop_waiting()
 
     def _forget(self, offer_id: str, number: int, offer: Offer) -> None:
         self._offers.forget(offer_id, offer)

@@ -92,6 +92,7 @@ class Share(Offer):
 
         Raises:
             SourceError: a tensor cannot be read. `SourceChanged` ends the share.
+            UpstreamFailed: it lies on another server, which does not give it.
             TransferTimeout: there is no room for a buffer.
         """
         try:
@@ -105,10 +106,14 @@ class Share(Offer):
 
         Raises:
             SourceError: the tensors could not be read, or have changed.
+            UpstreamFailed: they lie on another server, which does not give them.
             TransferTimeout: there is no room for buffers to hash with.
         """
         room = partial(self._budget.hold, 2 * _HASHED_BYTES, _WAIT_S)
-        return self.digests.page(page, wait_s, room)
+        found = self.digests.page(page, wait_s, room)
+        if found is None:  # who hashes may be waiting for what has not come before
+            self.contents.check_upstreams()
+        return found
 
     def check_block(self, block: int) -> None:
         """A receiver says that a block never matches: look whether it was changed here."""
@@ -133,8 +138,9 @@ class Share(Offer):
     def note_failure(self, offset: int) -> None:
         """Remember that a range broke off here: the next time it is tried before it is promised."""
         with self._lock:
-            if len(self._failures) < _MOST_FAILURES:
-                self._failures.add(offset)
+            if len(self._failures) >= _MOST_FAILURES:
+                self._failures.pop()
+            self._failures.add(offset)
 
     def try_again(self, span: Span) -> None:
         """Read a range that broke off the last time, so that what fails is said and not cut off.
@@ -145,9 +151,10 @@ class Share(Offer):
         with self._lock:
             if span.offset not in self._failures:
                 return
-            self._failures.discard(span.offset)
         with self._budget.hold(_HASHED_BYTES, _WAIT_S):
             buffer = byte_view(empty((_TRIED_BYTES,), np.dtype(np.uint8)))
             end = min(span.end, span.offset + RANGE_BYTES)
             for start in range(span.offset, end, _TRIED_BYTES):
                 self.contents.read_into(start, buffer[: min(_TRIED_BYTES, end - start)])
+        with self._lock:
+            self._failures.discard(span.offset)

@@ -7,6 +7,7 @@ own.
 """
 
 import threading
+import time
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import replace
@@ -26,6 +27,7 @@ from weighlock.tensors.stored import Readable, StoredRef
 from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import VirtualFile
 from weighlock.transfer.pieces import FilePart, Piece, Sendable, Several, in_memory, piece_length
+from weighlock.transfer.upstream import Upstreams
 
 __all__ = ["Contents"]
 
@@ -72,6 +74,7 @@ class Contents:
         abort: Abort | None = None,
     ) -> None:
         self.file = file
+        self._upstreams: Upstreams | None = None
         self._abort = abort or Abort()
         self._header = memoryview(file.header)
         self._directory = directory
@@ -91,6 +94,7 @@ class Contents:
     def close(self) -> None:
         """Let go of the tensors and of what was gathered. Idempotent."""
         self._closing = True
+        self.stop_waiting()
         with self._gathering:
             self._closed = True
             if self._scratch is not None:
@@ -98,6 +102,27 @@ class Contents:
             self._kept.drop(self)
             # And of the tensors.
             self.file = replace(self.file, segments=(), specs=(), aliases={})
+
+    def forward(self, upstreams: Upstreams) -> None:
+        """Read tensors of other servers so from now on: somebody waits for them.
+
+        Before that they are read as patiently as they were opened.
+        """
+        self._upstreams = upstreams
+
+    def stop_waiting(self) -> None:
+        """Wake whoever waits for another server: nothing is forwarded any more. Idempotent."""
+        if self._upstreams is not None:
+            self._upstreams.close()
+
+    def check_upstreams(self) -> None:
+        """Raise if what is forwarded could not be had when it was last asked for.
+
+        Raises:
+            UpstreamFailed: it could not.
+        """
+        if self._upstreams is not None:
+            self._upstreams.check()
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
         """Fill the buffer from that offset of the virtual file."""
@@ -118,6 +143,7 @@ class Contents:
 
         Raises:
             SourceError: a tensor cannot be read, or this was closed.
+            UpstreamFailed: it lies on another server, which does not give it.
             Aborted: somebody said stop.
             TransferTimeout: there is no room for a buffer.
         """
@@ -201,7 +227,8 @@ class Contents:
             if isinstance(ref, StoredRef) and not isinstance(ref.source, InflatedSource):
                 whole = ref.contiguous_span
                 if whole is not None:
-                    yield from _stored(ref.source, whole.offset + begin, end - begin, room)
+                    source = self._as_forwarded(ref.source)
+                    yield from _stored(source, whole.offset + begin, end - begin, room)
                     continue
             gathered = self._gathered(segment.span.offset, ref)
             if isinstance(gathered, FilePart):
@@ -211,7 +238,21 @@ class Contents:
                     yield gathered[begin:end]
         yield from small.all()
 
+    def _as_forwarded(self, source: Readable) -> Readable:
+        return source if self._upstreams is None else self._upstreams.source(source)
+
     def _gathered(self, key: int, ref: TensorRef) -> memoryview | FilePart:
+        upstreams = self._upstreams
+        if upstreams is None:
+            return self._gather(key, ref)
+        forwarded = upstreams.ref(ref)
+        asked = None if forwarded is ref else time.monotonic()
+        with upstreams.telling():  # some refs read in their own way
+            return self._gather(key, forwarded, asked)
+
+    def _gather(
+        self, key: int, ref: TensorRef, asked: float | None = None
+    ) -> memoryview | FilePart:
         with self._gathering:
             if self._closed:
                 raise SourceError(f"tensor {ref.name!r}: its share is over")
@@ -220,6 +261,8 @@ class Contents:
             kept = self._kept.get(self, key)
             if kept is not None:
                 return kept
+            if self._upstreams is not None and asked is not None:
+                self._upstreams.check(asked)  # for others that wait here, too
             if ref.nbytes >= _SCRATCH_FROM_BYTES:
                 return self._lay_down(key, ref)
             buffer = byte_view(empty((ref.nbytes,), np.dtype(np.uint8)))
