@@ -908,8 +908,9 @@ class TestDirectories:
             assert catalog.extras == {one: {"epoch": 3}, two: {"epoch": 4, "note": "last"}}
             assert catalog.unreadable.keys() == {"half"}
             assert "complex32" in catalog.unreadable["half"]
-            assert len(catalog.notes) == 1
-            assert catalog.notes[0].startswith(f"{two}: ")
+            renamed, lost = catalog.notes
+            assert renamed.startswith(f"{two}: ")
+            assert lost == f"{two}: its index does not list '1#2'"
             assert ("torch._utils", "_rebuild_tensor_v3") in catalog.globals
             assert list(catalog.readable()) == ["a", "b", "1"]
             assert list(catalog.select("*")) == ["a", "b", "1"]
