@@ -9,7 +9,7 @@ from weighlock.errors import LayoutError
 from weighlock.tensors.assembled import AssembledRef, Chunk
 from weighlock.tensors.ref import ArrayRef
 from weighlock.tensors.spec import TensorSpec
-from weighlock.tensors.tiling import check_tiling, row_blocks
+from weighlock.tensors.tiling import check_tiling
 
 
 def assembled(array, boxes):
@@ -57,14 +57,6 @@ def test_any_index_of_any_chunks_is_numpy_s(case):
     assert b"".join(map(bytes, ref.pieces(8))) == array.tobytes()
     out = np.zeros(shape[::-1], np.int32).T
     np.testing.assert_array_equal(ref.load(out=out), array)
-
-
-@given(st.lists(st.integers(0, 5), max_size=3).map(tuple), st.integers(1, 20))
-def test_row_blocks_are_all_elements_in_order(shape, most):
-    array = np.arange(int(np.prod(shape))).reshape(shape)
-    blocks = [np.ravel(array[index]) for index in row_blocks(shape, most)]
-    assert all(0 < block.size <= most for block in blocks)
-    assert [int(n) for block in blocks for n in block] == list(range(array.size))
 
 
 @pytest.mark.parametrize(

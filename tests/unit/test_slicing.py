@@ -5,9 +5,11 @@ import itertools
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 
 from weighlock.tensors import slicing
-from weighlock.tensors.slicing import narrow, plan
+from weighlock.tensors.slicing import narrow, plan, row_blocks
 from weighlock.tensors.spec import Layout
 
 S = slice
@@ -184,3 +186,11 @@ def test_narrow_gaps_are_read_over():
     layout = narrow(Layout.contiguous((100, 100)), (S(None), S(None, None, 2)))
     (piece,) = plan(layout, 4)
     assert piece.layout == layout
+
+
+@given(st.lists(st.integers(0, 5), max_size=3).map(tuple), st.integers(1, 20))
+def test_row_blocks_are_all_elements_in_order(shape, most):
+    array = np.arange(int(np.prod(shape))).reshape(shape)
+    blocks = [np.ravel(array[index]) for index in row_blocks(shape, most)]
+    assert all(0 < block.size <= most for block in blocks)
+    assert [int(n) for block in blocks for n in block] == list(range(array.size))

@@ -13,9 +13,9 @@ import numpy as np
 from weighlock.errors import LayoutError
 from weighlock.tensors.arrays import Array, byte_view, empty
 from weighlock.tensors.ref import PIECE_BYTES, TensorRef
-from weighlock.tensors.slicing import Index, expand, narrow
+from weighlock.tensors.slicing import Index, expand, narrow, row_blocks
 from weighlock.tensors.spec import Layout, TensorSpec
-from weighlock.tensors.tiling import check_tiling, overlap, row_blocks
+from weighlock.tensors.tiling import check_tiling, overlap
 
 __all__ = ["AssembledRef", "Chunk"]
 

@@ -1,7 +1,7 @@
 """Places a catalog is loaded into: arrays and tensors somebody already has. Checks, then fills."""
 
 import math
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, NamedTuple, Protocol
@@ -14,6 +14,7 @@ from weighlock.tensors.convert import cast as converted
 from weighlock.tensors.convert import check_cast
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
+from weighlock.tensors.slicing import row_blocks
 from weighlock.tensors.torch import TorchRef, from_array, is_tensor
 
 __all__ = ["Slot", "check_apart", "slots_of", "targets_of"]
@@ -144,23 +145,6 @@ def _check(ref: TensorRef, dtype: DType, shape: tuple[int, ...], *, cast: bool, 
         check_cast(ref, dtype)
 
 
-def _blocks(shape: tuple[int, ...], elements: int) -> "Iterator[tuple[int | slice, ...]]":
-    """Indices of consecutive parts of a tensor, each of at most so many elements."""
-    size = math.prod(shape)
-    if size <= elements:
-        if size:
-            yield ()
-        return
-    step = elements * shape[0] // size
-    if step:
-        for first in range(0, shape[0], step):
-            yield (slice(first, min(first + step, shape[0])),)
-    else:  # one row alone is too large
-        for row in range(shape[0]):
-            for inner in _blocks(shape[1:], elements):
-                yield row, *inner
-
-
 def _read_at_once(ref: TensorRef) -> int:
     """How many of its elements are read at a time."""
     return _READ_BYTES * 8 // ref.dtype.bits
@@ -200,9 +184,9 @@ class _ArraySlot:
         if self.array.dtype == ref.dtype.numpy:
             ref.load(out=self.array)
         else:
-            for block in _blocks(ref.shape, _read_at_once(ref)):
+            for block in row_blocks(ref.shape, _read_at_once(ref)):
                 values, place = ref[block], self.array[(*block, ...)]
-                for part in _blocks(values.shape, _BLOCK_ELEMENTS):
+                for part in row_blocks(values.shape, _BLOCK_ELEMENTS):
                     place[(*part, ...)] = converted(values[part], self.dtype)
 
 
@@ -236,5 +220,5 @@ class _TensorSlot:
             tensor.copy_(ref.torch())
         else:
             # copy_ casts, scatters into strides and moves to the tensor's device.
-            for block in _blocks(ref.shape, _read_at_once(ref)):
+            for block in row_blocks(ref.shape, _read_at_once(ref)):
                 tensor[block].copy_(from_array(ref[block]))

@@ -1,10 +1,12 @@
 """Which bytes a slice needs: pure planning, no I/O.
 
 `narrow` turns an index expression into a smaller `Layout`; `plan` cuts a layout into pieces that
-are each worth one read. Knows elements and bytes, not sources.
+are each worth one read; `row_blocks` cuts a shape into parts that follow each other. Knows elements
+and bytes, not sources.
 """
 
 import itertools
+import math
 import operator
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -16,7 +18,7 @@ if TYPE_CHECKING:
     from types import EllipsisType
     from typing import SupportsIndex
 
-__all__ = ["Index", "Piece", "expand", "narrow", "plan"]
+__all__ = ["Index", "Piece", "expand", "narrow", "plan", "row_blocks"]
 
 Index: TypeAlias = (
     "SupportsIndex | slice | EllipsisType | tuple[SupportsIndex | slice | EllipsisType, ...]"
@@ -59,6 +61,22 @@ def narrow(layout: Layout, index: Index) -> Layout:
                 raise IndexError(f"index {position} is out of range for axis {axis} of size {size}")
             start += position % size * stride
     return Layout(start, tuple(shape), tuple(strides))
+
+
+def row_blocks(shape: tuple[int, ...], most: int) -> "Iterator[tuple[int | slice, ...]]":
+    """Indices that cut a shape into consecutive row-major blocks of at most `most` elements."""
+    size = math.prod(shape)
+    if size <= most:
+        if size:
+            yield ()
+        return
+    inner = size // shape[0]
+    step = max(1, most // inner)
+    for first in range(0, shape[0], step):
+        if inner > most:
+            yield from ((first, *rest) for rest in row_blocks(shape[1:], most))
+        else:
+            yield (slice(first, min(first + step, shape[0])),)
 
 
 def expand(index: Index, rank: int) -> "list[SupportsIndex | slice]":

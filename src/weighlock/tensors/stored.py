@@ -17,7 +17,7 @@ from weighlock.limits import Limits
 from weighlock.tensors.arrays import Array, byte_view, empty, unpack_f4
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, TensorRef, loaded_shape
-from weighlock.tensors.slicing import Index, Piece, narrow, plan
+from weighlock.tensors.slicing import Index, Piece, narrow, plan, row_blocks
 from weighlock.tensors.spec import Layout, Span, TensorSpec
 
 __all__ = ["GATHERED_BYTES", "Readable", "ReadsMany", "StoredRef", "load_together"]
@@ -136,7 +136,8 @@ class StoredRef(TensorRef, msgspec.Struct, frozen=True, eq=False):
         max_bytes = max(max_bytes - max_bytes % width, width)  # a piece holds whole elements
         most = max(max_bytes, GATHERED_BYTES) // width
         buffer = empty((min(most, self.layout.size),), self.dtype.numpy)
-        for part in _row_major(self.layout, most):
+        for index in row_blocks(self.layout.shape, most):
+            part = narrow(self.layout, index)
             array = buffer[: part.size].reshape(part.shape)
             self._gather(part, array)
             gathered = byte_view(array)
@@ -261,18 +262,3 @@ def _strided(base: Array, shape: tuple[int, ...], strides: tuple[int, ...]) -> A
     plain = base if base.dtype.isbuiltin == 1 else base.view(f"u{base.dtype.itemsize}")
     view: np.ndarray[Any, Any] = as_strided(plain, shape, strides, writeable=False)
     return view.view(base.dtype)
-
-
-def _row_major(layout: Layout, max_elements: int) -> Iterator[Layout]:
-    """Consecutive parts of a layout in row-major order, each of at most `max_elements`."""
-    if layout.size <= max_elements:
-        if layout.size:
-            yield layout
-        return
-    inner = layout.size // layout.shape[0]
-    step = max(1, max_elements // inner)
-    for first in range(0, layout.shape[0], step):
-        part = narrow(layout, slice(first, first + step))
-        if step == 1:
-            part = Layout(part.start, part.shape[1:], part.strides[1:])
-        yield from _row_major(part, max_elements)

@@ -2,7 +2,7 @@
 
 import bisect
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -12,7 +12,7 @@ from weighlock.errors import LayoutError
 if TYPE_CHECKING:
     from typing import SupportsIndex
 
-__all__ = ["check_tiling", "overlap", "row_blocks"]
+__all__ = ["check_tiling", "overlap"]
 
 _MOST_CELLS = 4_000_000
 """Cells the edges of all boxes may cut a shape into: one for each box, if they form a grid."""
@@ -115,19 +115,3 @@ def overlap(
         inside.append(slice(start, stop if stop >= 0 else None, chosen.step))
         region.append(slice(low, high))
     return tuple(inside), tuple(region)
-
-
-def row_blocks(shape: tuple[int, ...], most: int) -> Iterator[tuple[Any, ...]]:
-    """Indices that cut a shape into consecutive row-major blocks of at most `most` elements."""
-    size = math.prod(shape)
-    if size <= most:
-        if size:
-            yield ()
-        return
-    inner = size // shape[0]
-    step = max(1, most // inner)
-    for first in range(0, shape[0], step):
-        if inner > most:
-            yield from ((first, *rest) for rest in row_blocks(shape[1:], most))
-        else:
-            yield (slice(first, min(first + step, shape[0])),)

@@ -15,7 +15,7 @@ from weighlock.errors import LayoutError, UnsupportedDType
 from weighlock.tensors.arrays import Array, byte_view
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import PIECE_BYTES, ArrayRef, TensorRef
-from weighlock.tensors.slicing import Index, narrow
+from weighlock.tensors.slicing import Index, narrow, row_blocks
 from weighlock.tensors.spec import Layout, TensorSpec
 
 if TYPE_CHECKING:
@@ -302,23 +302,11 @@ def staged_pieces(tensor: "Tensor", max_bytes: int) -> Iterator[memoryview]:
         )
     elements = max(1, min(max_bytes // tensor.element_size(), tensor.numel()))
     staging = torch.empty(elements, dtype=tensor.dtype)
-    for part in _row_major(tensor, elements):
+    for index in row_blocks(tuple(tensor.shape), elements):
+        part = tensor[index]
         staged = staging[: part.numel()]
         staged.view(part.shape).copy_(part)
         yield _bytes_of(staged)
-
-
-def _row_major(tensor: "Tensor", elements: int) -> "Iterator[Tensor]":
-    """Consecutive parts of a tensor in row-major order, each of at most that many elements."""
-    if tensor.numel() <= elements:
-        if tensor.numel():
-            yield tensor
-        return
-    step = max(1, elements * tensor.shape[0] // tensor.numel())
-    for first in range(0, tensor.shape[0], step):
-        yield from _row_major(
-            tensor[first] if step == 1 else tensor[first : first + step], elements
-        )
 
 
 def size_and_dtype() -> tuple[type, type] | None:

@@ -17,8 +17,8 @@ from weighlock.limits import Limits
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import loaded_shape
+from weighlock.tensors.slicing import row_blocks
 from weighlock.tensors.stored import StoredRef
-from weighlock.tensors.tiling import row_blocks
 from weighlock.tensors.torch import dtype_named
 
 if TYPE_CHECKING:
