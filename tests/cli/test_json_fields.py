@@ -42,11 +42,10 @@ def facts(weighlock_command):
 
 
 def test_verbs_that_look(models, facts, weighlock_command, tmp_path):
-    listing, plain, more = FIELDS["ls"]
-    found = facts("ls", models[0])
-    assert [list(found), list(found["tensors"][0])] == [listing, plain]
-    assert [*plain, more[0]] == list(facts("ls", "--fold", models[0])["tensors"][0])
-    assert list(facts("ls", *models)[0]) == listing
+    plain, more, several = FIELDS["ls"]
+    assert list(facts("ls", models[0])[0]) == plain
+    assert [*plain, more[0]] == list(facts("ls", "--fold", models[0])[0])
+    assert list(facts("ls", *models)[0]) == several
     assert [list(facts("info", models[0]))] == FIELDS["info"]
     whole, data, broken = FIELDS["verify"]
     assert list(facts("verify", models[0])) == whole
@@ -60,9 +59,8 @@ def test_verbs_that_look(models, facts, weighlock_command, tmp_path):
 def test_groups_in_a_list(facts, tmp_path):
     torch = pytest.importorskip("torch")
     torch.save({"meta": torch.ones(3, device="meta")}, tmp_path / "meta.pt")
-    _, plain, (_, *of_groups) = FIELDS["ls"]
-    (found,) = facts("ls", tmp_path / "meta.pt")["tensors"]
-    assert list(found) == plain + of_groups
+    plain, (_, *of_groups), _ = FIELDS["ls"]
+    assert list(facts("ls", tmp_path / "meta.pt")[0]) == plain + of_groups
 
 
 def test_scan(weighlock_command, tmp_path):

@@ -56,7 +56,7 @@ def made(request, tmp_path):
 def test_every_verb(made, command, tmp_path):  # noqa: F811
     path, expected = made
     facts = json.loads(succeeded(command("ls", "--json", path)))
-    listed = {f["name"]: f["shape"] for f in facts["tensors"] if "kind" not in f}
+    listed = {f["name"]: f["shape"] for f in facts if "kind" not in f}
     assert listed == {name: list(tensor.shape) for name, tensor in expected.items()}
     assert f"{len(expected)} tensors" in succeeded(command("ls", path))
     info = json.loads(succeeded(command("info", "--json", path)))
@@ -110,8 +110,7 @@ def test_groups_and_tensors_without_data_are_shown(command, tmp_path):  # noqa: 
     said = succeeded(command("ls", path))
     assert "s: sparse_coo F32 [3, 4], in s.indices, s.values" in said
     assert "m: meta F32 [2, 5], no data" in said
-    listed = json.loads(succeeded(command("ls", "--json", path)))["tensors"]
-    facts = {f["name"]: f for f in listed}
+    facts = {f["name"]: f for f in json.loads(succeeded(command("ls", "--json", path)))}
     assert facts["m"]["shape"] == [2, 5]
     assert facts["m"]["parts"] == {}
     assert facts["s"]["kind"] == "sparse_coo"

@@ -150,7 +150,7 @@ def test_list_has_one_line_for_each_name(model, weighlock_command):
 
 
 def test_json_says_the_names_exactly(model, weighlock_command):
-    listed = json.loads(weighlock_command("ls", model, "--json").stdout)["tensors"]
+    listed = json.loads(weighlock_command("ls", model, "--json").stdout)
     assert [fact["name"] for fact in listed] == NAMES
     facts = json.loads(weighlock_command("info", model, "--json").stdout)
     assert facts["metadata"] == {"\x1b[31mkey": "\x1b[31mvalue\nsecond line"}

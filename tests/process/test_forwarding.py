@@ -250,13 +250,12 @@ def test_tensors_that_must_be_unpacked_first_fail_the_same_way(no_leaks):
     packed = io.BytesIO()
     array = np.arange(200_000).reshape(400, 500)
     np.savez_compressed(packed, a=array, b=array.T)
-    with PlainServer({"/model.npz": packed.getvalue()}) as plain:
-        url = plain.url("/model.npz")
+    with contextlib.ExitStack() as plain:
+        url = plain.enter_context(PlainServer({"/model.npz": packed.getvalue()})).url("/model.npz")
         with forwarding(url) as share:
-            whole = ask(share.url)
-            assert whole[0] == 200
+            assert ask(share.url)[0] == 200
         with forwarding(url) as share:
-            plain.__exit__(None, None, None)
+            plain.close()
             status, _, body = ask(share.url)
             assert (status, json.loads(body)["cause"]) == (502, "PeerLost")
 

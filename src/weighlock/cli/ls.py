@@ -12,8 +12,8 @@ import click
 import weighlock
 from weighlock.cli.credentials import access_to, credential_options
 from weighlock.cli.names import without_match
-from weighlock.cli.several import for_each, print_each
-from weighlock.cli.shared import is_url, json_option, label, print_notes
+from weighlock.cli.several import for_each
+from weighlock.cli.shared import is_url, json_option, label, print_json, print_notes
 from weighlock.cli.text import columns, counted, escaped, quantity, size
 from weighlock.errors import LayoutError
 from weighlock.sources.access import Access, Credential
@@ -69,8 +69,10 @@ def command(
     if missing:
         no_file = ", and there is no such file" if missing[-1] in words else ""
         raise LayoutError(f"{unmatched(missing)}{no_file}")
-    if as_json:
-        print_each([_described(listing, fold) for listing in listings])
+    if as_json and len(listings) == 1:
+        print_json(_all_facts(listings[0], fold))
+    elif as_json:
+        print_json([_described(listing, fold) for listing in listings])
     else:
         _show(listings, fold)
     if not is_well:
@@ -109,6 +111,7 @@ def _show(listings: Sequence[_Listing], fold: bool) -> None:
 
 
 def _described(listing: _Listing, fold: bool) -> dict[str, object]:
+    """One of several paths."""
     if listing.error is not None:
         return {"path": label(listing.path), "error": listing.error}
     facts: dict[str, object] = {"path": label(listing.path), "tensors": _all_facts(listing, fold)}

@@ -148,7 +148,14 @@ def _jsonable(value: object) -> object:
 
 def print_json(value: object) -> None:
     """Print a value as indented JSON; text from files is escaped by the format itself."""
-    _echo_json(_indented(_jsonable(value)))
+    # Not msgspec: paths that are not UTF-8 hold lone surrogates, which it refuses.
+    value = _jsonable(value)
+    if isinstance(value, list):  # one line for each, as grep likes it
+        lines = ",\n".join(f"  {_dumped(item)}" for item in value)
+        text = f"[\n{lines}\n]" if value else "[]"
+    else:
+        text = _dumped(value, indent=2)
+    _echo_json(text)
 
 
 def print_json_line(value: object) -> None:
@@ -156,23 +163,11 @@ def print_json_line(value: object) -> None:
     _echo_json(_dumped(_jsonable(value)))
 
 
-def _indented(value: object, margin: str = "\n") -> str:
-    """A field of an object to a line, and what is in a list: as grep likes it."""
-    inner = f"{margin}  "
-    if isinstance(value, dict) and value:
-        fields = (f"{_dumped(key)}: {_indented(item, inner)}" for key, item in value.items())
-        return f"{{{inner}{f',{inner}'.join(fields)}{margin}}}"
-    if isinstance(value, list) and value:
-        return f"[{inner}{f',{inner}'.join(map(_dumped, value))}{margin}]"
-    return _dumped(value)
-
-
-def _dumped(value: object) -> str:
-    # Not msgspec: paths that are not UTF-8 hold lone surrogates, which it refuses.
+def _dumped(value: object, indent: int | None = None) -> str:
     # Where the output is not UTF-8, every other letter is escaped as JSON does it.
     encoding = getattr(sys.stdout, "encoding", None) or "ascii"
     is_utf8 = encoding.lower().replace("-", "") == "utf8"
-    return json.dumps(value, ensure_ascii=not is_utf8)
+    return json.dumps(value, ensure_ascii=not is_utf8, indent=indent)
 
 
 def _echo_json(text: str) -> None:
