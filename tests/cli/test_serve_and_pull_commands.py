@@ -234,7 +234,8 @@ def test_what_is_being_sent_is_finished_when_serve_is_told_to_end(serve, model, 
         "weighlock.fetch(sys.argv[1], into=sys.argv[2], limit_rate=2_000_000, connections=1)"
     )
     receiver = subprocess.Popen([sys.executable, "-c", script, url_in(lines), tmp_path / "out"])
-    wait_for_blocks(tmp_path, ".out.part-*")  # its one request is under way
+    # More than the first MiB, which comes with the first reply: its one request is under way.
+    wait_for_blocks(tmp_path, ".out.part-*", 2049)
     code, _, err = stop(process)
     assert code == 0
     assert "Traceback" not in err
