@@ -254,3 +254,27 @@ def test_more_contributors_of_one_server_than_it_gives_a_peer_connections(
     options = {"limits": weighlock.Limits(patience_s=5)}
     found = weighlock.mean([share.url for share in shares], out=tmp_path / "out", **options)
     assert (found["w"].load() == np.float32((count - 1) / 2)).all()
+
+
+FEW_DESCRIPTORS = """
+import resource, sys
+import weighlock
+
+_, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+resource.setrlimit(resource.RLIMIT_NOFILE, (64, hard))
+weighlock.mean(sys.argv[2:], out=sys.argv[1])
+"""
+
+
+def test_sharded_models_share_the_descriptors_there_are(tmp_path):
+    """Eight of eight files each would hold 64, and the process may have no more."""
+    models = [{f"t{n}": np.full(100, i + n, np.float32) for n in range(8)} for i in range(8)]
+    for number, tensors in enumerate(models):
+        weighlock.save(tmp_path / str(number), tensors, max_shard_bytes=400, durable=False)
+        assert len(os.listdir(tmp_path / str(number))) == 9
+    paths = [tmp_path / str(number) for number in range(8)]
+    subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS, tmp_path / "out", *paths], check=True)
+    with weighlock.open(tmp_path / "out") as mean:
+        assert {n: float(ref.load()[0]) for n, ref in mean.items()} == {
+            f"t{n}": 3.5 + n for n in range(8)
+        }

@@ -30,6 +30,7 @@ from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
+from weighlock.sources.local import descriptors_to_hold
 from weighlock.tensors.catalog import Catalog
 
 __all__ = [
@@ -171,7 +172,11 @@ class Combination:
         self, given: Given, part_of: PartOf, excluded: Mapping[str, str]
     ) -> tuple[Target, Report]:
         options = self.options
-        opening = replace(opening_for(options), rests=len(given) > CONNECTED)
+        opening = replace(
+            opening_for(options),
+            rests=len(given) > CONNECTED,
+            limits=_shared_out(options.get("limits") or Limits(), len(given)),
+        )
         with ExitStack() as closing:
             contributors = [
                 Contributor(label, _opened(opening, number, value, label, closing), weight)
@@ -248,3 +253,9 @@ def _report(
         },
         excluded=dict(excluded),
     )
+
+
+def _shared_out(limits: Limits, count: int) -> Limits:
+    """Limits under which so many sharded models together hold no more files than they may."""
+    each = max(1, descriptors_to_hold() // max(1, count))
+    return replace(limits, open_files=min(limits.open_files, each))

@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import errno
 import os
+import resource
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -19,7 +20,10 @@ from weighlock.per_process import PerProcess
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import HUGE_PAGE
 
-__all__ = ["BytesSource", "FileSource", "Fingerprint"]
+__all__ = ["BytesSource", "FileSource", "Fingerprint", "descriptors_to_hold"]
+
+_MOST_HELD = 256
+"""Descriptors that files may hold together where a process could have many more."""
 
 _PARALLEL_BYTES = 8 * 1024 * 1024
 """From this size on two threads share a read: page faults and copies then run on two cores."""
@@ -372,3 +376,9 @@ class BytesSource:
                 got=len(found),
             )
         buffer[:] = found
+
+
+def descriptors_to_hold() -> int:
+    """How many descriptors the files of one piece of work may hold: a quarter of what there are."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_HELD if soft == resource.RLIM_INFINITY else min(_MOST_HELD, soft // 4)
