@@ -36,12 +36,17 @@ _STYLE = """
 """
 
 
+_NUMBERS = ("memory + MB", "other process + MB", "ns per byte")
+
+
 @dataclass(frozen=True)
 class Row:
     """A contender's line of a table."""
 
     seconds: float
     memory_mb: float | None
+    beside_mb: float | None = None
+    """Memory of the other process, where there is one."""
     ns_per_byte: float | None = None
 
 
@@ -58,7 +63,7 @@ def read_report(text):
                 columns = cells
             if len(cells) >= 6 and re.fullmatch(r"[\d.]+", cells[1]):
                 found = dict(zip(columns, cells, strict=False))
-                numbers = [found.get(name) for name in ("memory + MB", "ns per byte")]
+                numbers = [found.get(name) for name in _NUMBERS]
                 rows[cells[0]] = Row(float(cells[1]), *(float(n) if n else None for n in numbers))
         report[title] = rows
     return report
@@ -179,17 +184,24 @@ def _growth(report):
     """Tables of growth as panels: time above, memory below; nothing where a table is not there."""
     lines = ([], [])
     for title, rows in report.items():
-        if not title.startswith("Growth with ") or not all(r.ns_per_byte for r in rows.values()):
+        if not title.startswith("Growth with ") or any(
+            row.ns_per_byte is None for row in rows.values()
+        ):
             continue
         time, memory = {}, {}
         for name, row in rows.items():
             what, _, label = name.rpartition(", ")
             if what != "open":  # goes through headers only
                 time.setdefault(what, []).append((label, row.ns_per_byte))
-            memory.setdefault(what, []).append((label, row.memory_mb or 0.0))
-        what = title.removeprefix("Growth with the ").partition(":")[0]
+            # Many receivers are one process here: what must not grow is the memory of their owner.
+            is_shared = label.endswith("receivers")
+            mine = "all of them" if is_shared else what
+            memory.setdefault(mine, []).append((label, row.memory_mb or 0.0))
+            if is_shared:
+                memory.setdefault("their owner", []).append((label, row.beside_mb or 0.0))
+        what = title.removeprefix("Growth with the ").partition(":")[0].removeprefix("number of ")
         lines[0].append((f"time, by {what}", "ns/B", time))
-        lines[1].append((f"memory added, by {what}", "MB", memory))
+        lines[1].append((f"memory, by {what}", "MB", memory))
     return lines if len(lines[0]) == 4 else None
 
 
