@@ -224,7 +224,7 @@ LARGE = {f"t{n}": np.random.default_rng(n).integers(0, 256, 10_000_000, np.uint8
 
 
 @needs_nginx
-def test_behind_a_cache_the_owner_sends_each_byte_about_once_to_four_receivers(nginx, tmp_path):
+def test_behind_a_cache_the_owner_sends_each_byte_once_to_four_receivers(nginx, tmp_path):
     with weighlock.Server() as server:
         share = server.share(LARGE, cacheable=True)
         with counting_proxy(server.port) as (between, count):
@@ -238,7 +238,8 @@ def test_behind_a_cache_the_owner_sends_each_byte_about_once_to_four_receivers(n
             with concurrent.futures.ThreadPoolExecutor(4) as pool:
                 for got in pool.map(receive, range(4)):
                     assert got == {name: array.tobytes() for name, array in LARGE.items()}
-            assert share.size <= count() < 1.15 * share.size
+            # Beside the file: the heads of replies, digests, and what receivers report.
+            assert share.size <= count() < share.size + 100_000
 
 
 @needs_nginx
