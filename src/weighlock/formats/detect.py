@@ -18,7 +18,7 @@ from weighlock.formats.torch_zip import open_torch_zip
 from weighlock.formats.zip_directory import read_directory
 from weighlock.limits import Limits
 from weighlock.sources.base import Source
-from weighlock.sources.local import BytesSource, FileSource
+from weighlock.sources.local import BytesSource, FileSource, names_in
 
 if TYPE_CHECKING:
     from weighlock.abort import Abort
@@ -149,12 +149,7 @@ _VARIANT_INDEX = re.compile(r"(.+)(\.safetensors|\.bin)(?:\.index\.\w+|\.\w+\.in
 
 def _open_directory(path: str, limits: Limits) -> "Catalog":
     """The one model of a directory: its only index, or its only file of a kind."""
-    try:
-        names = sorted(os.listdir(path))
-    except OSError as error:
-        raise SourceError(
-            f"{path}: cannot be listed: {error.strerror}", errno=error.errno
-        ) from error
+    names = names_in(path)
     spread = _open_spread(path, names, limits)
     if spread is not None:
         return spread

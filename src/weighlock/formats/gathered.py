@@ -19,13 +19,14 @@ _SMALL_BYTES = 64 * 1024
 """Shorter pieces of a passing buffer are copied, to be written together."""
 
 _COPIED_BYTES = 1024 * 1024
+"""Most bytes of such copies at a time."""
 
 
 class Gathered:
     """Writes what follows each other in the file in one go: no system call per tensor.
 
     Fewer calls are worth it for large tensors too: what Python runs between two of them finds its
-    caches emptied by the copying, and takes five times as long as it would.
+    caches emptied by the copying.
     """
 
     def __init__(self, file: AtomicFile, progress: Callable[[int], None]) -> None:

@@ -24,7 +24,7 @@ from weighlock.formats import strict_json
 from weighlock.formats.safetensors import open_safetensors
 from weighlock.limits import Limits
 from weighlock.per_process import PerProcess
-from weighlock.sources.local import FileSource
+from weighlock.sources.local import FileSource, names_in
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.naming import some_names
 from weighlock.tensors.ref import TensorRef
@@ -104,25 +104,21 @@ def open_index(
     """
     limits = limits or Limits()
     index = read_index(FileSource(path, hold=False), limits)
-    shards = index.shards or _shards_beside(path)
-    limits.check("shards", len(shards), f"{path}: files beside the index")
+    shards = index.shards or _shards_beside(path, limits)
     places = {name: confined(path, name) for name in shards}
     refs = ShardedRefs(index.weight_map, places, limits, open_shard)
     return Catalog(refs, index.metadata, refs.close, refs.shards)
 
 
-def _shards_beside(index_path: str) -> list[str]:
+def _shards_beside(index_path: str, limits: Limits) -> list[str]:
     """The files that an index could have listed, by what it is called."""
     directory, index_name = os.path.split(os.path.abspath(index_path))
     both = (".safetensors", ".bin")
     endings = tuple(ending for ending in both if f"{ending}." in index_name) or both
-    try:
-        names = sorted(os.listdir(directory))
-    except OSError as error:
-        raise SourceError(
-            f"{directory}: cannot be listed: {error.strerror}", errno=error.errno
-        ) from error
-    return [name for name in names if name.endswith(endings) and not name.startswith(".")]
+    names = [name for name in names_in(directory) if name.endswith(endings)]
+    found = [name for name in names if not name.startswith(".")]
+    limits.check("shards", len(found), f"{index_path}: files beside the index")
+    return found
 
 
 def unlisted(shard: Catalog, listed: Container[str]) -> list[str]:

@@ -20,7 +20,7 @@ from weighlock.per_process import PerProcess
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import HUGE_PAGE
 
-__all__ = ["BytesSource", "FileSource", "Fingerprint", "descriptors_to_hold"]
+__all__ = ["BytesSource", "FileSource", "Fingerprint", "descriptors_to_hold", "names_in"]
 
 _MOST_HELD = 256
 """Descriptors that files may hold together where a process could have many more."""
@@ -376,6 +376,20 @@ class BytesSource:
                 got=len(found),
             )
         buffer[:] = found
+
+
+def names_in(directory: str) -> list[str]:
+    """What a directory holds, sorted.
+
+    Raises:
+        SourceError: it cannot be listed.
+    """
+    try:
+        return sorted(os.listdir(directory))
+    except OSError as error:
+        raise SourceError(
+            f"{directory}: cannot be listed: {error.strerror}", errno=error.errno
+        ) from error
 
 
 def descriptors_to_hold() -> int:
