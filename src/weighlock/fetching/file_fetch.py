@@ -28,7 +28,7 @@ from weighlock.formats.safetensors import arrange, build_header
 from weighlock.formats.spooled import open_landed
 from weighlock.limits import Limits, check_number
 from weighlock.sources.access import Access
-from weighlock.sources.grid import block_span
+from weighlock.sources.grid import block_length
 from weighlock.sources.http import HttpSource
 from weighlock.sources.http_remote import Remote
 from weighlock.sources.local import FileSource
@@ -184,7 +184,7 @@ class FileFetch:
     def _counting(self, progress: Progress) -> Callable[[int], None]:
         def count(block: int) -> None:
             self._how.abort.check()
-            progress.add(block_span(block, self._source.size).length)
+            progress.add(block_length(block, self._source.size))
 
         return count
 
@@ -282,7 +282,7 @@ class FileFetch:
                 landing = journal = Journal(whole, file, source.remote.address.unsigned, etag)
                 here = set(journal.take_up())
                 for block in here:
-                    progress.add(block_span(block, source.size).length)
+                    progress.add(block_length(block, source.size))
                 blocks = [block for block in blocks if block not in here]
             elif file.adopted_bytes:
                 file.truncate(0)  # nothing here could tell what it is
@@ -357,4 +357,4 @@ def _stored(catalog: Catalog) -> list[StoredRef]:
 
 
 def _bytes_of(landing: Landing, size: int) -> int:
-    return sum(block_span(block, size).length for block in landing.blocks)
+    return sum(block_length(block, size) for block in landing.blocks)

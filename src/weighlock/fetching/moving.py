@@ -14,7 +14,7 @@ from weighlock.errors import Aborted, RemoteProtocolError, WeighlockError
 from weighlock.fetching.plan import Plan
 from weighlock.limits import check_number
 from weighlock.sources.connections import Connections
-from weighlock.sources.grid import block_span
+from weighlock.sources.grid import block_length
 from weighlock.transfer.rate import Rate
 
 __all__ = ["Move", "Moving", "Progress", "rate_of"]
@@ -98,7 +98,7 @@ class Moving:
         self._persist = persist or connections.persist
         self._retrying = connections.retrying()
         self._lock = threading.Lock()
-        self._over = threading.Event()
+        self._is_over = False
         self._failures: list[BaseException] = []
 
     def run(
@@ -153,7 +153,7 @@ class Moving:
             if before is not None:
                 before()
             move = mover(self)
-            while not self._over.is_set():
+            while not self._is_over:
                 with self._lock:
                     run = self._plan.take()
                 if run is None:
@@ -173,19 +173,19 @@ class Moving:
 
     def _check(self) -> None:
         self._abort.check()
-        if self._over.is_set():
+        if self._is_over:
             raise Aborted("another connection of this transfer failed")
 
     def _pause(self, seconds: float) -> None:
         until = time.monotonic() + seconds
-        while not self._over.is_set() and (left := until - time.monotonic()) > 0:
+        while not self._is_over and (left := until - time.monotonic()) > 0:
             if self._abort.wait(min(left, 0.1)):
                 break
 
     def _fail(self, error: BaseException) -> None:
         with self._lock:
             self._failures.append(error)
-        self._over.set()
+        self._is_over = True
         self._connections.shut()
 
     def moved(self, block: int) -> None:
@@ -194,7 +194,7 @@ class Moving:
             is_new = self._plan.landed(block)
         if is_new:  # what came before, and comes again from the start, is none
             self._retrying.progressed()
-            self._progress.add(block_span(block, self._size).length)
+            self._progress.add(block_length(block, self._size))
         self._check()
 
     def pace(self, count: int) -> None:

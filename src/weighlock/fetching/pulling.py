@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Sequence
 
 from weighlock.fetching.moving import Move, Moving, Progress
 from weighlock.fetching.plan import Plan
-from weighlock.sources.grid import block_count, block_span
+from weighlock.sources.grid import block_count, block_length
 from weighlock.sources.http_remote import BlockPlace, Remote
 from weighlock.transfer.landing import Landing
 from weighlock.transfer.rate import Rate
@@ -66,7 +66,8 @@ class Puller:
         moving = Moving(remote.connections, plan, remote.size, progress, self._rate, remote.persist)
 
         def mover(moving: Moving) -> Move:
-            place = _Counted(moving, landing.place(), remote.size, self._on_pulled)
+            is_paced = self._rate is not None
+            place = _Counted(moving, landing.place(), remote.size, self._on_pulled, is_paced)
 
             def move(run: range) -> None:
                 if remote.verifies:
@@ -90,19 +91,21 @@ class _Counted:
         place: BlockPlace,
         size: int,
         on_pulled: Callable[[int], object] | None,
+        is_paced: bool,
     ) -> None:
         self._moving = moving
         self._place = place
         self._size = size
         self._on_pulled = on_pulled
+        self._is_paced = is_paced
 
     def views(self, block: int) -> Sequence[memoryview]:
         return self._place.views(block)
 
     def landed(self, block: int) -> None:
         self._place.landed(block)
-        count = block_span(block, self._size).length
         if self._on_pulled is not None:
-            self._on_pulled(count)
+            self._on_pulled(block_length(block, self._size))
         self._moving.moved(block)
-        self._moving.pace(count)
+        if self._is_paced:
+            self._moving.pace(block_length(block, self._size))

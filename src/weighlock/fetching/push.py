@@ -37,7 +37,7 @@ from weighlock.sources.grid import (
     DIGEST_BYTES,
     RANGE_BYTES,
     block_count,
-    block_span,
+    block_length,
 )
 from weighlock.sources.http_replies import SHARE_FILE, LandedBefore
 from weighlock.sources.upload import NotAnnounced, Upload
@@ -244,7 +244,7 @@ class _Push:
             before = self._sent_bytes
             try:
                 blocks = self._differing() if has_some else list(range(block_count(self._size)))
-                there = self._size - sum(block_span(block, self._size).length for block in blocks)
+                there = self._size - sum(block_length(block, self._size) for block in blocks)
                 progress = Progress(self._size, tell)
                 progress.add(there)
                 self._send(blocks, progress)

@@ -22,6 +22,7 @@ from weighlock.sources.grid import (
     BLOCKS_PER_PAGE,
     DIGEST_BYTES,
     block_count,
+    block_length,
     block_span,
     page_blocks,
 )
@@ -353,7 +354,7 @@ class Arrival:
         """Note what is here of a block; the lock is held."""
         at = block * DIGEST_BYTES
         was_here = self._digests[at : at + DIGEST_BYTES] != _NOT_HERE
-        self._bytes += block_span(block, self.size).length * ((digest != _NOT_HERE) - was_here)
+        self._bytes += block_length(block, self.size) * ((digest != _NOT_HERE) - was_here)
         self._digests[at : at + DIGEST_BYTES] = digest
         self._adopted.discard(block)
 

@@ -10,7 +10,7 @@ from typing import TypeAlias
 
 from weighlock.errors import ChunkCorrupt, SourceChanged
 from weighlock.per_process import PerProcess
-from weighlock.sources.grid import BLOCKS_PER_PAGE, DIGEST_BYTES
+from weighlock.sources.grid import BLOCKS_PER_PAGE, DIGEST_BYTES, page_of
 
 __all__ = ["DigestPages"]
 
@@ -33,18 +33,17 @@ class DigestPages:
         """By page, of each of its blocks whether it matched."""
         self._locks = PerProcess(_Locks)
 
-    def load(self, block: int, fetch: Fetch) -> None:
-        """Have the page with the digest of that block, without doubt.
+    def load(self, page: int, fetch: Fetch) -> None:
+        """Have a page, without doubt.
 
         Args:
-            block: its number.
+            page: its number.
             fetch: asks the owner for a page.
 
         Raises:
             SourceChanged: it contradicts what a block was believed for.
             ChunkCorrupt: it does so in another way every time it is asked for.
         """
-        page = block // BLOCKS_PER_PAGE
         if self._is_good(page):
             return
         with self._locks().fetching:
@@ -56,7 +55,7 @@ class DigestPages:
 
         If so, the block is believed: a page that says otherwise is refused from now on.
         """
-        page = block // BLOCKS_PER_PAGE
+        page = page_of(block)
         with self._locks().believing:
             if _on(self._pages[page], block) != digest:
                 return False
@@ -66,7 +65,7 @@ class DigestPages:
 
     def doubt(self, block: int) -> None:
         """A block does not match: the fault may be in its digest."""
-        self._doubted.add(block // BLOCKS_PER_PAGE)
+        self._doubted.add(page_of(block))
 
     def _is_good(self, page: int) -> bool:
         return page in self._pages and page not in self._doubted

@@ -15,9 +15,12 @@ __all__ = [
     "DIGEST_BYTES",
     "RANGE_BYTES",
     "block_count",
+    "block_length",
     "block_span",
     "blocks_of",
     "page_blocks",
+    "page_of",
+    "pages_of",
     "runs",
 ]
 
@@ -40,10 +43,14 @@ def block_count(size: int) -> int:
     return -(-size // BLOCK_BYTES)
 
 
+def block_length(block: int, size: int) -> int:
+    """How many bytes a block has; the last one of a file may be short."""
+    return min(BLOCK_BYTES, size - block * BLOCK_BYTES)
+
+
 def block_span(block: int, size: int) -> Span:
-    """The bytes of a block; the last one of a file may be short."""
-    start = block * BLOCK_BYTES
-    return Span(start, min(BLOCK_BYTES, size - start))
+    """The bytes of a block."""
+    return Span(block * BLOCK_BYTES, block_length(block, size))
 
 
 def blocks_of(span: Span) -> range:
@@ -51,6 +58,16 @@ def blocks_of(span: Span) -> range:
     if not span.length:
         return range(0)
     return range(span.offset // BLOCK_BYTES, (span.end - 1) // BLOCK_BYTES + 1)
+
+
+def page_of(block: int) -> int:
+    """The page that holds the digest of a block."""
+    return block // BLOCKS_PER_PAGE
+
+
+def pages_of(blocks: range) -> range:
+    """The pages that hold the digests of neighbouring blocks."""
+    return range(page_of(blocks[0]), page_of(blocks[-1]) + 1) if blocks else range(0)
 
 
 def page_blocks(page: int, size: int) -> range:

@@ -3,12 +3,16 @@
 `http.client` takes the end of a connection for the end of a head, and waits as long as bytes
 trickle in. Here a head that breaks off is a lost peer; each head has its time and its size, each
 body a least rate. Bodies go from the socket into the caller's buffer, past every other.
+
+`http.client` also reads heads as mail, which takes longer than anything else that is done for a
+range. Of a reply only a few headers count, and they are read here.
 """
 
 import http.client
 import socket
 import ssl
 import time
+from collections.abc import Iterable
 from typing import Any
 
 from weighlock.sources.pace import Pace
@@ -16,6 +20,8 @@ from weighlock.sources.pace import Pace
 __all__ = ["MOST_HEAD_BYTES", "Reply"]
 
 MOST_HEAD_BYTES = 256 * 1024
+
+_SPACE = " \t"
 
 _HEAD_PIECE_BYTES = 4096
 """Received at once of a head; what it brings of the body is copied once more."""
@@ -34,9 +40,8 @@ class _Reader:
         """Where what was not taken yet of it begins."""
         self._pace = Pace(idle_s)
         self._deadline: float | None = time.monotonic() + idle_s
-        self._head_bytes = 0
-        self._between_bytes = 0
-        """Read as lines since the last bytes of the body: lengths of chunks, trailers."""
+        self._line_bytes = 0
+        """Read as lines: of the head, or since the last bytes of the body (chunks, trailers)."""
 
     def makefile(self, mode: str) -> "_Reader":
         """What `http.client` asks its socket for."""
@@ -45,30 +50,36 @@ class _Reader:
     def head_is_over(self) -> None:
         """From here on the body comes."""
         self._deadline = None
+        self._line_bytes = 0
+
+    def head(self) -> list[bytes]:
+        """The lines of a head up to the empty one, without their ends."""
+        lines: list[bytes] = []
+        while True:
+            line = self.readline()
+            if line[-1:] != b"\n":
+                raise http.client.LineTooLong("header line")  # its rest is no line of its own
+            line = line[:-1].removesuffix(b"\r")
+            if not line:
+                return lines
+            lines.append(line)
 
     def readline(self, limit: int = 65_537) -> bytes:
         """A whole line, or so many bytes of a longer one. A head must not end within one."""
         line = self._taken_line(limit)
         while len(line) < limit and not line.endswith(b"\n"):
-            if self._deadline is not None:
-                self._check_head(line)
+            self._check_time()
             if not self._hold():
                 if self._deadline is None:
                     break
                 raise http.client.RemoteDisconnected("the connection ended within a head")
             line += self._taken_line(limit - len(line))
-        if self._deadline is not None:
-            self._check_head(line)
-            self._head_bytes += len(line)
-        else:
-            self._between_bytes += len(line)
-            if self._between_bytes > MOST_HEAD_BYTES:
-                raise http.client.LineTooLong("trailer")
+        self._line_bytes += len(line)
+        if self._line_bytes > MOST_HEAD_BYTES:
+            raise http.client.LineTooLong("trailer" if self._deadline is None else "head")
         return line
 
-    def _check_head(self, line: bytes) -> None:
-        if self._head_bytes + len(line) > MOST_HEAD_BYTES:
-            raise http.client.LineTooLong("head")
+    def _check_time(self) -> None:
         if self._deadline is not None and time.monotonic() > self._deadline:
             raise TimeoutError("the head of a reply takes too long")
 
@@ -83,7 +94,7 @@ class _Reader:
 
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer; it stays short at the end of the connection."""
-        self._between_bytes = 0
+        self._line_bytes = 0
         held = self._taken(len(buffer))
         done = len(held)
         while done < len(buffer):
@@ -111,8 +122,10 @@ class _Reader:
 
     def _taken_line(self, limit: int) -> bytes:
         """The same up to the end of a line."""
-        end = self._held.find(b"\n", self._at) + 1
-        return self._taken(min(limit, (end or len(self._held)) - self._at))
+        first = self._at
+        end = self._held.find(b"\n", first) + 1 or len(self._held)
+        self._at = min(end, first + limit)
+        return self._held[first : self._at]
 
     def _hold(self) -> int:
         piece = memoryview(bytearray(_HEAD_PIECE_BYTES))
@@ -135,6 +148,43 @@ class _Reader:
         return int(got)
 
 
+class _Headers:
+    """The headers of a reply, in any spelling of their names.
+
+    What is no header is passed over; a line that begins with a space goes on with the one before.
+
+    Args:
+        lines: of the head, without their ends.
+    """
+
+    __slots__ = ("_values",)
+
+    def __init__(self, lines: Iterable[bytes]) -> None:
+        self._values: dict[str, list[str]] = {}
+        values: list[str] = []
+        for line in lines:
+            text = line.decode("latin-1")
+            if text[0] in " \t":
+                if values:
+                    values[-1] = f"{values[-1]} {text.strip(_SPACE)}"
+                continue
+            name, colon, value = text.partition(":")
+            if not colon or not name or not name.isprintable() or " " in name:
+                values = []
+                continue
+            values = self._values.setdefault(name.lower(), [])
+            values.append(value.strip(_SPACE))
+
+    def get(self, name: str, default: str | None = None) -> str | None:
+        """The first of that name."""
+        values = self._values.get(name.lower())
+        return values[0] if values else default
+
+    def get_all(self, name: str, default: list[str] | None = None) -> list[str] | None:
+        """All of that name."""
+        return self._values.get(name.lower(), default)
+
+
 class Reply(http.client.HTTPResponse):
     """A reply whose head must be here in so many seconds, and whose body must not trickle."""
 
@@ -143,12 +193,38 @@ class Reply(http.client.HTTPResponse):
         super().__init__(reader, *args, **options)
         self._reader = reader
 
-    def _read_status(self) -> tuple[int, int, str]:
-        # What comes before the reply proper is passed over, as `http.client` does with 100 only.
-        version, status, reason = super()._read_status()  # type: ignore[misc]
-        return version, 100 if 101 < status < 200 else status, reason
-
     def begin(self) -> None:
-        """Read the head."""
-        super().begin()
+        """Read the head, which tells how long the body is and whether it is the last.
+
+        Raises:
+            HTTPException: it is none, or says two things.
+        """
+        while True:
+            version, status, reason = self._read_status()  # type: ignore[attr-defined]
+            lines = self._reader.head()
+            if not 100 <= status < 200 or status == 101:
+                break  # what comes before the reply proper is passed over
+        if not version.startswith(("HTTP/1.", "HTTP/0.9")):
+            raise http.client.UnknownProtocol(version)
+        headers: Any = _Headers(lines)
+        self.headers = self.msg = headers
+        self.code = self.status = status
+        self.reason = reason.strip()
+        self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
+        self.chunked = (headers.get("transfer-encoding") or "").lower() == "chunked"
+        self.chunk_left = None
+        self.length = None if self.chunked else _length_of(headers)
+        if status in (204, 304) or status < 200 or self._method == "HEAD":  # type: ignore[attr-defined]
+            self.length = 0
+        ends = self._check_close()  # type: ignore[attr-defined]
+        self.will_close = ends or (self.length is None and not self.chunked)
         self._reader.head_is_over()
+
+
+def _length_of(headers: _Headers) -> int | None:
+    """How long a body is, if its head says so."""
+    told = set(headers.get_all("content-length") or ())
+    if len(told) > 1:
+        raise http.client.HTTPException(f"lengths {' and '.join(sorted(told))[:60]} of one body")
+    text = told.pop() if told else ""
+    return int(text) if text.isascii() and text.isdigit() and len(text) < 20 else None

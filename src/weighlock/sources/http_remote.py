@@ -31,6 +31,8 @@ from weighlock.sources.grid import (
     DIGEST_BYTES,
     block_count,
     page_blocks,
+    page_of,
+    pages_of,
 )
 from weighlock.sources.http_client import Connection
 from weighlock.sources.http_replies import (
@@ -163,8 +165,8 @@ class Remote:
         """
         verifies = self.verifies
         if verifies:
-            for block in blocks:
-                self.load_digest(block)
+            for page in pages_of(blocks):
+                self._pages.load(page, self._fetch_page)
             if 0 in blocks and self._land_first(place):
                 blocks = blocks[1:]
                 if not blocks:
@@ -252,7 +254,7 @@ class Remote:
         Raises:
             SourceChanged: it was doubted, asked for again, and is of another file now.
         """
-        self._pages.load(block, self._fetch_page)
+        self._pages.load(page_of(block), self._fetch_page)
 
     def matches(self, block: int, digest: bytes) -> bool:
         """Whether a block with that digest is the owner's; then it is so for good."""

@@ -13,7 +13,7 @@ import numpy as np
 
 from weighlock.disk.atomic import AtomicFile
 from weighlock.errors import DiskError
-from weighlock.sources.grid import BLOCK_BYTES, block_count, block_span
+from weighlock.sources.grid import BLOCK_BYTES, block_count, block_length
 from weighlock.sources.http_remote import BlockPlace
 from weighlock.tensors.arrays import Array, byte_view, empty
 from weighlock.tensors.spec import Span
@@ -79,6 +79,14 @@ class MemoryLanding:
             part = content[begin - origin : end - origin]
             self._buffer(number).data[begin - start : end - start] = part
 
+    def inside(self, block: int) -> memoryview | None:
+        """The memory of a block that is wanted whole and for one place only: most are."""
+        number = self._spans.around(block)
+        if number is None:
+            return None
+        start = block * BLOCK_BYTES - self._spans.starts[number]
+        return self._buffer(number)[start : start + BLOCK_BYTES].data
+
     def direct(self, block: int) -> list[tuple[int, int, memoryview]] | None:
         """Begin, end and memory of the wanted parts of a block; None if they are too many."""
         if self._spans.count_in(block) > _DIRECT_PIECES:
@@ -103,26 +111,31 @@ class _MemoryPlace:
         self._is_direct = False
 
     def views(self, block: int) -> Sequence[memoryview]:
-        whole = block_span(block, self._landing.size)
+        inside = self._landing.inside(block)
+        if inside is not None:
+            self._is_direct = True
+            return (inside,)
+        length = block_length(block, self._landing.size)
         pieces = self._landing.direct(block)
         self._is_direct = pieces is not None
         if pieces is None:
-            return (self._aside.buffer(whole.length),)
+            return (self._aside.buffer(length),)
         views: list[memoryview] = []
-        reached = whole.offset
+        reached = block * BLOCK_BYTES
+        last = reached + length
         for begin, end, view in pieces:
             if begin > reached:
                 views.append(self._aside.buffer(begin - reached))
             views.append(view)
             reached = end
-        if reached < whole.end:
-            views.append(self._aside.buffer(whole.end - reached))
+        if reached < last:
+            views.append(self._aside.buffer(last - reached))
         return views
 
     def landed(self, block: int) -> None:
         if not self._is_direct:
-            whole = block_span(block, self._landing.size)
-            self._landing.put(block, self._aside.buffer(whole.length))
+            length = block_length(block, self._landing.size)
+            self._landing.put(block, self._aside.buffer(length))
 
 
 class LandingFile(Protocol):
@@ -163,7 +176,7 @@ class FileLanding:
 
     def have(self, block: int, buffer: memoryview, first: bytes) -> memoryview | None:
         """What an earlier attempt wrote of a block; `first` are the bytes it withheld."""
-        view = buffer[: block_span(block, self.size).length]
+        view = buffer[: block_length(block, self.size)]
         try:
             if not self._file.read_into(block * BLOCK_BYTES, view):
                 return None
@@ -234,10 +247,10 @@ class _AsidePlace:
         self._aside = _Aside()
 
     def views(self, block: int) -> Sequence[memoryview]:
-        return (self._aside.buffer(block_span(block, self._size).length),)
+        return (self._aside.buffer(block_length(block, self._size)),)
 
     def landed(self, block: int) -> None:
-        self._landing.put(block, self._aside.buffer(block_span(block, self._size).length))
+        self._landing.put(block, self._aside.buffer(block_length(block, self._size)))
 
 
 class _Aside:
@@ -259,6 +272,14 @@ class _Spans:
         self.starts = [span.offset for span in spans]
         self.ends = [span.offset + span.length for span in spans]
         self.blocks = _covering(self.starts, self.ends)
+
+    def around(self, block: int) -> int | None:
+        """The number of the one that has every byte of a block, if one has."""
+        first = block * BLOCK_BYTES
+        number = bisect_right(self.ends, first)
+        if number == len(self.ends) or self.starts[number] > first:
+            return None
+        return number if self.ends[number] >= first + BLOCK_BYTES else None
 
     def count_in(self, block: int) -> int:
         """How many have bytes in the block."""
