@@ -147,7 +147,10 @@ def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bo
         return False
     for begin in range(0, again.size, _AGAIN_COLUMNS):
         columns = again[begin : begin + _AGAIN_COLUMNS]
-        result[columns] = _sum_again(weights.double, bits.take(columns, axis=1))
+        # Not `take`: of rows that do not lie end to end it makes a copy first, of all of them.
+        # And row by row, as everywhere: the order in which numbers are added is then the same.
+        some = np.ascontiguousarray(bits[:, columns])
+        result[columns] = _sum_again(weights.double, some)
     return True
 
 
