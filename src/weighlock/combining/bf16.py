@@ -27,9 +27,9 @@ __all__ = ["add_rows", "sum_bf16"]
 
 _BF16 = DType.BF16.numpy
 
-_PIECE = 8192
+_PIECE = 32 * 1024
 """Numbers that share a bound of what their sums are off. An outlier widens it for all of them, and
-more have to be summed again; for shorter pieces, bounds would take longer than sums."""
+more have to be summed again; of shorter pieces, the largest numbers take longer to find."""
 
 _MOST_OPEN = 32
 """One number of so many may be summed again; beyond that, float64 for all is faster."""
@@ -63,6 +63,8 @@ class _Weights:
     double: Array
     single: Array
     sizes: Array
+    part_of: Array
+    """Of how many sums on the way a product is a part at the most, the smallest product first."""
     is_single_good: bool
     """Whether float32 has numbers for them."""
     grain: float | None
@@ -78,7 +80,11 @@ class _Weights:
         single = double.astype(np.float32) if is_good else np.zeros(len(weights), np.float32)
         grain = 1 / max(weight.as_integer_ratio()[1] for weight in weights) if is_good else 0
         is_coarse = grain >= _FINEST and bool((single == double).all())
-        return cls(double, single, sizes, is_good, grain if is_coarse else None)
+        # In whatever order products are added, what the sums on the way are off is largest where
+        # one product comes after the other, the largest first: the last is part of one sum, the one
+        # before of two, the first two of all.
+        part_of = np.minimum(np.arange(1.0, len(weights) + 1), len(weights) - 1)
+        return cls(double, single, sizes, part_of, is_good, grain if is_coarse else None)
 
 
 def sum_bf16(weights: tuple[float, ...], bits: Array, result: Array, desk: Desk) -> bool:
@@ -109,14 +115,16 @@ def sum_bf16(weights: tuple[float, ...], bits: Array, result: Array, desk: Desk)
 
 
 def add_rows(weights: Array, values: Array, out: Array) -> None:
-    """Σ weight · row, in the precision of `out`; rows are widened a few KiB at a time."""
+    """Σ weight · row, in the precision of `out`; rows are widened a few KiB at a time.
+
+    What overflows becomes infinite: whoever calls this has told numpy not to warn of it.
+    """
     if values.shape[1] == 1:  # which einsum would add in another order: never alone
         pair = np.empty(2, out.dtype)
         add_rows(weights, np.repeat(values, 2, axis=1), pair)
         out[0] = pair[0]
         return
-    with np.errstate(all="ignore"):
-        np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
+    np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
 
 
 def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bool:
@@ -129,7 +137,7 @@ def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bo
     desk.align_casts(np.float32)
     add_rows(weights.single, bits.view(_BF16), sums)
     is_open = desk.array("open", result.shape, np.bool_)
-    margins = _off_by(largest, totals)
+    margins = _off_by(weights, largest, totals)
     most = max(_FEW, result.size // _MOST_OPEN)
     if weights.grain is None:
         _round_by_margin(sums, margins, result, is_open, desk)
@@ -158,22 +166,18 @@ def _largest_products(sizes: Array, bits: Array) -> Array:
     """What no product of a row of bf16 and its weight is beyond, in each piece of the row."""
     pieces = bits.reshape(len(bits), -1, min(_PIECE, bits.shape[1]))
     # As unsigned integers the largest is the most negative number, as signed the most positive.
-    negative = pieces.max(axis=2).astype(np.int32) & 0x7FFF
-    largest = np.maximum(negative, pieces.view(np.int16).max(axis=2))
+    negative = np.maximum.reduce(pieces, axis=2).astype(np.int32) & 0x7FFF
+    largest = np.maximum(negative, np.maximum.reduce(pieces.view(np.int16), axis=2))
     products: Array = sizes[:, None] * (largest << 16).view(np.float32)
     return products
 
 
-def _off_by(largest: Array, totals: Array) -> Array:
+def _off_by(weights: _Weights, largest: Array, totals: Array) -> Array:
     """More than what float32 sums of products are off, none of which is beyond the largest."""
     # A weight is rounded, its product, every sum on the way, and an end of the interval: each is
-    # off by 2**-24 of itself at the most; or by 2**-150, next to zero. In whatever order products
-    # are added, all these sums are largest together where one product comes after the other, the
-    # largest first: the last is part of one sum, the one before of two, the first two of all.
-    rows = len(largest)
-    part_of = np.minimum(np.arange(1, rows + 1), rows - 1)
-    sums = part_of @ np.sort(largest, axis=0)
-    bounds: Array = 2.0**-24 * 1.001 * (3 * totals + sums) + (rows + 2) * 2.0**-148
+    # off by 2**-24 of itself at the most; or by 2**-150, next to zero.
+    sums = weights.part_of @ np.sort(largest, axis=0)
+    bounds: Array = 2.0**-24 * 1.001 * (3 * totals + sums) + (len(largest) + 2) * 2.0**-148
     margins: Array = np.nextafter(bounds.astype(np.float32), np.float32(np.inf))
     margins[totals == 0] = 0  # nothing but zeros
     return margins

@@ -22,7 +22,7 @@ _MOST_PADS = 64
 """Then the place is left to luck: only time is lost."""
 
 SPARE_BYTES = 64
-"""Room behind each row and behind the output, for work on whole words."""
+"""Room behind each row, for work on whole words."""
 
 
 @dataclass(slots=True)
@@ -110,7 +110,7 @@ class Combine(Protocol):
         Args:
             rows: bytes, one row for each contribution, with `SPARE_BYTES` of room behind.
             units: how many units of the tensor they hold; may not exceed what fits.
-            out: bytes for as many units of the result, with room behind.
+            out: bytes for as many units of the result.
             desk: buffers.
 
         Raises:

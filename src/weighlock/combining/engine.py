@@ -273,15 +273,17 @@ class _Run:
             else:
                 self._read(taken, row)
         width = unit_bytes(part.spec.dtype)
-        out = desk.array("out", (block.units * width + SPARE_BYTES,), np.uint8)
+        start, length = block.first * width, block.units * width
+        room = self._target.room(part.spec, start, length)
+        out = desk.array("out", (length,), np.uint8) if room is None else room
         try:
             with np.errstate(all="ignore"):  # what is not finite is looked for, and told, by us
                 part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
         except Fault as fault:
             self._check(taken.rows)  # of a file that changed, this is said rather than what it held
             raise self._refused(part, block, fault) from fault
-        data = byte_view(out)[: block.units * width]
-        self._target.put(part.spec, block.first * width, data)
+        if room is None:
+            self._target.put(part.spec, start, byte_view(out))
         with self._lock:
             self._free.append(taken.buffer)
             self._done += block.units * sum(taken.rows.widths)

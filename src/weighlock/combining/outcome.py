@@ -55,10 +55,13 @@ class Report:
 
 
 class Target(Protocol):
-    """A result that is being made."""
+    """A result that is being made. Its bytes come in any order and from any thread."""
+
+    def room(self, spec: TensorSpec, start: int, length: int) -> "Array | None":
+        """Where so many bytes of a tensor are to be made; None if they are to be put there."""
 
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
-        """Take bytes of a tensor, in any order and from any thread."""
+        """Take bytes of a tensor for which there was no room to make them in."""
 
     def finish(self) -> None:
         """Everything came: put it in its place."""
@@ -115,6 +118,9 @@ class _File:
         self._writer = writer
         self._limits = limits
 
+    def room(self, spec: TensorSpec, start: int, length: int) -> "Array | None":
+        return None
+
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
         self._writer.write_part(spec, start, data)
 
@@ -138,16 +144,15 @@ class _Memory:
             spec.name: empty(loaded_shape(spec), spec.dtype.numpy) for spec in specs
         }
 
+    def room(self, spec: TensorSpec, start: int, length: int) -> "Array | None":
+        if spec.dtype is DType.F4 or not length:
+            return None
+        return flat_bytes(self._arrays[spec.name])[start : start + length]
+
     def put(self, spec: TensorSpec, start: int, data: memoryview) -> None:
-        if not len(data):
-            return
-        array = self._arrays[spec.name]
-        if spec.dtype is DType.F4:
-            codes = array.reshape(-1).view(np.uint8)[2 * start : 2 * (start + len(data))]
+        if len(data):  # of F4, which has two numbers in a byte, and an array has one
+            codes = flat_bytes(self._arrays[spec.name])[2 * start : 2 * (start + len(data))]
             unpack_f4(np.frombuffer(data, np.uint8), codes)
-        else:
-            # By numpy: a memoryview would hold the interpreter while new pages are made.
-            flat_bytes(array)[start : start + len(data)] = np.frombuffer(data, np.uint8)
 
     def finish(self) -> None:
         """There is nothing to put anywhere."""
