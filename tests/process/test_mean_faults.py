@@ -8,6 +8,7 @@ import sys
 
 import numpy as np
 import pytest
+import torch
 
 import weighlock
 from conftest import needs_strace
@@ -278,3 +279,21 @@ def test_sharded_models_share_the_descriptors_there_are(tmp_path):
         assert {n: float(ref.load()[0]) for n, ref in mean.items()} == {
             f"t{n}": 3.5 + n for n in range(8)
         }
+
+
+def test_more_files_than_descriptors_are_averaged(tmp_path):
+    """Any number of contributors: a file that cannot keep a descriptor is opened to be read."""
+    savers = (
+        ("safetensors", lambda path, a: weighlock.save(path, {"w": a}, durable=False)),
+        ("pt", lambda path, a: torch.save({"w": torch.from_numpy(a)}, path)),
+        ("npz", lambda path, a: np.savez(path, w=a)),
+        ("npz", lambda path, a: np.savez_compressed(path, w=a)),
+    )
+    paths = []
+    for number in range(280):
+        ending, save = savers[number % len(savers)]
+        paths.append(tmp_path / f"{number}.{ending}")
+        save(paths[-1], np.full(1000, number, np.float32))
+    subprocess.run([sys.executable, "-c", FEW_DESCRIPTORS, tmp_path / "out", *paths], check=True)
+    with weighlock.open(tmp_path / "out") as mean:
+        assert (mean["w"].load() == 139.5).all()

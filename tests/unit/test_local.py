@@ -287,3 +287,22 @@ def test_a_pickle_of_bytes_holds_them():
     again = pickle.loads(pickle.dumps(BytesSource(CONTENT, label="given")))
     assert read(again, 0, 1024) == CONTENT
     assert again.label == "given"
+
+
+@leaves_nothing
+def test_a_file_that_rests_costs_no_descriptor_and_is_read_on(path):
+    source = FileSource(path)
+    with source.descriptor():
+        source.rest()
+        assert source.is_held  # as long as somebody uses it
+        assert read(source, 0, 4) == CONTENT[:4]
+    assert not source.is_held
+    assert descriptors_of(path) == 0
+    source.rest()
+    assert read(source, 100, 4) == CONTENT[100:104]
+    path.write_bytes(CONTENT[::-1])
+    with pytest.raises(SourceChanged):
+        read(source, 0, 4)
+    source.close()
+    with pytest.raises(SourceError, match="used after it was closed"):
+        read(source, 0, 4)

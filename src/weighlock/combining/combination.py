@@ -30,7 +30,7 @@ from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
-from weighlock.sources.local import descriptors_to_hold
+from weighlock.sources.resting import descriptors_to_hold
 from weighlock.tensors.catalog import Catalog
 
 __all__ = [
@@ -175,6 +175,7 @@ class Combination:
         opening = replace(
             opening_for(options),
             rests=len(given) > CONNECTED,
+            holds=len(given) <= descriptors_to_hold(),
             limits=_shared_out(options.get("limits") or Limits(), len(given)),
         )
         with ExitStack() as closing:

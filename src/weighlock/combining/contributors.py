@@ -26,11 +26,13 @@ from weighlock.formats.detect import open_catalog
 from weighlock.formats.save import own_metadata, source_positions
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, shown
+from weighlock.sources.inflated import InflatedSource
+from weighlock.sources.local import FileSource
 from weighlock.sources.resting import Rests
+from weighlock.sources.window import Window
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.convert import as_ref
 from weighlock.tensors.ref import TensorRef
-from weighlock.tensors.stored import StoredRef
 
 __all__ = [
     "Combinable",
@@ -78,6 +80,8 @@ class Opening:
     abort: Abort | None = None
     rests: bool = False
     """There are so many that none is to keep a connection, or what came with it."""
+    holds: bool = True
+    """There are not so many that no file is to keep a descriptor."""
 
     def open(self, given: Combinable, label: str, closing: ExitStack) -> Catalog:
         """The catalog of one; what is opened for it is closed with the stack.
@@ -104,11 +108,20 @@ class Opening:
             named(error, label)
             raise
         closing.enter_context(opened)
-        if self.rests and not opened.is_sharded:  # shards rest by themselves
-            for ref in islice(opened.values(), 1):
-                if isinstance(ref, StoredRef) and isinstance(ref.source, Rests):
-                    ref.source.rest()
+        source = None if opened.is_sharded else _source_of(opened)  # shards rest by themselves
+        is_to_rest = not self.holds if isinstance(source, FileSource) else self.rests
+        if is_to_rest and isinstance(source, Rests):
+            source.rest()
         return opened
+
+
+def _source_of(catalog: Catalog) -> object:
+    """What a catalog of one file reads from in the end; None if it has no tensor."""
+    found = islice((source for ref in catalog.values() for source in ref.sources()), 1)
+    source: object = next(found, None)
+    while isinstance(source, (InflatedSource, Window)):
+        source = source.source
+    return source
 
 
 def weighed(

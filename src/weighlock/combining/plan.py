@@ -15,9 +15,9 @@ from weighlock.tensors.spec import TensorSpec
 
 __all__ = ["CONNECTED", "Block", "Part", "kept_blocks", "plan_blocks", "row_bytes"]
 
-_LOCAL_BYTES = 512 * 1024
+_LOCAL_BYTES = 768 * 1024
 """A row from a file. Shorter ones would stay nearer to a core; but threads that meet between calls
-of numpy wait for each other, and with half of this they wait longer than the cache saves."""
+of numpy wait for each other, and with a third of this they wait longer than the cache saves."""
 
 _REMOTE_BYTES = 4 * 1024 * 1024
 """A row from a server: a request costs a round trip."""

@@ -8,7 +8,6 @@ import contextlib
 import ctypes
 import errno
 import os
-import resource
 import stat
 import threading
 from collections.abc import Iterable, Iterator, Sequence
@@ -20,10 +19,7 @@ from weighlock.per_process import PerProcess
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import HUGE_PAGE
 
-__all__ = ["BytesSource", "FileSource", "Fingerprint", "descriptors_to_hold", "names_in"]
-
-_MOST_HELD = 256
-"""Descriptors that files may hold together where a process could have many more."""
+__all__ = ["BytesSource", "FileSource", "Fingerprint", "names_in"]
 
 _PARALLEL_BYTES = 8 * 1024 * 1024
 """From this size on two threads share a read: page faults and copies then run on two cores."""
@@ -76,14 +72,14 @@ class FileSource:
     since raises `SourceChanged`. One that was only unlinked can still be read while it is held.
     """
 
-    __slots__ = ("_closed", "_fd", "_use", "fingerprint", "path")
+    __slots__ = ("_closed", "_fd", "_rests", "_use", "fingerprint", "path")
 
     def __init__(
         self, path: Path, *, hold: bool = True, fingerprint: Fingerprint | None = None
     ) -> None:
         self.path = os.path.abspath(os.fspath(path))
         self._use = PerProcess(_Use)
-        self._closed = False
+        self._closed = self._rests = False
         self._fd = -1
         if fingerprint is not None and not hold:
             self.fingerprint = fingerprint
@@ -143,6 +139,13 @@ class FileSource:
         use = self._use()
         with use.lock:
             self._closed = True
+            self._close_if_idle(use)
+
+    def rest(self) -> None:
+        """Hold no descriptor any more: from now on each read opens the file."""
+        use = self._use()
+        with use.lock:
+            self._rests = True
             self._close_if_idle(use)
 
     def read_into(self, offset: int, buffer: memoryview) -> None:
@@ -211,7 +214,7 @@ class FileSource:
             self._close_if_idle(use)
 
     def _close_if_idle(self, use: "_Use") -> None:
-        if self._closed and use.readers <= 0 and self._fd >= 0:
+        if (self._closed or self._rests) and use.readers <= 0 and self._fd >= 0:
             fd, self._fd = self._fd, -1
             os.close(fd)
 
@@ -390,9 +393,3 @@ def names_in(directory: str) -> list[str]:
         raise SourceError(
             f"{directory}: cannot be listed: {error.strerror}", errno=error.errno
         ) from error
-
-
-def descriptors_to_hold() -> int:
-    """How many descriptors the files of one piece of work may hold: a quarter of what there are."""
-    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return _MOST_HELD if soft == resource.RLIM_INFINITY else min(_MOST_HELD, soft // 4)

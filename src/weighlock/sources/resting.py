@@ -3,6 +3,7 @@
 A model may have more files than a process may have descriptors. Knows sources only by their `rest`.
 """
 
+import resource
 import threading
 import weakref
 from collections import OrderedDict
@@ -10,15 +11,24 @@ from typing import Protocol, runtime_checkable
 
 from weighlock.per_process import PerProcess
 
-__all__ = ["Resting", "Rests"]
+__all__ = ["Resting", "Rests", "descriptors_to_hold"]
+
+_MOST_HELD = 256
+"""Descriptors that files may hold together where a process could have many more."""
 
 _AWAKE = 8
 """With four connections each, that is 32."""
 
 
+def descriptors_to_hold() -> int:
+    """How many descriptors the files of one piece of work may hold: a quarter of what there are."""
+    soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    return _MOST_HELD if soft == resource.RLIM_INFINITY else min(_MOST_HELD, soft // 4)
+
+
 @runtime_checkable
 class Rests(Protocol):
-    """What can let go of connections and memory, and goes on when it is used again."""
+    """What can let go of connections, descriptors and memory, and goes on when used again."""
 
     def rest(self) -> None:
         """Let go."""
