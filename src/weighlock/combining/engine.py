@@ -18,6 +18,7 @@ import numpy as np
 
 from weighlock.abort import Abort
 from weighlock.combining.contributors import Lost, is_loss, named
+from weighlock.combining.delivery import Delivery
 from weighlock.combining.desk import SPARE_BYTES, Desk, Fault
 from weighlock.combining.outcome import Target
 from weighlock.combining.plan import (
@@ -114,6 +115,7 @@ class _Run:
         under_way = self._threads + self._ahead
         length = row_bytes(most, under_way=under_way, sources=len(self._sources))
         self._shape = most, length + SPARE_BYTES
+        self._delivery = Delivery(target, length)
         # Rows shorter than a block of a share are read in turn: each block travels once then.
         turns = self._sources if length < BLOCK_BYTES else []
         self._turns = {id(source): threading.Lock() for source in turns}
@@ -275,7 +277,8 @@ class _Run:
         width = unit_bytes(part.spec.dtype)
         start, length = block.first * width, block.units * width
         room = self._target.room(part.spec, start, length)
-        out = desk.array("out", (length,), np.uint8) if room is None else room
+        buffer = self._delivery.buffer() if room is None else room
+        out = buffer[:length]
         try:
             with np.errstate(all="ignore"):  # what is not finite is looked for, and told, by us
                 part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
@@ -283,7 +286,7 @@ class _Run:
             self._check(taken.rows)  # of a file that changed, this is said rather than what it held
             raise self._refused(part, block, fault) from fault
         if room is None:
-            self._target.put(part.spec, start, byte_view(out))
+            self._delivery.put(part.spec, start, length, buffer)
         with self._lock:
             self._free.append(taken.buffer)
             self._done += block.units * sum(taken.rows.widths)
