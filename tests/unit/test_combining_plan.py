@@ -44,3 +44,13 @@ def test_rows_get_shorter_with_their_number(rows, is_remote):
     kept = sources * kept_blocks(sources) << 20
     assert 4 * rows * length + kept <= 100 << 20
     assert length >= 1024
+
+
+@pytest.mark.parametrize("threads", [1, 2, 4])
+@pytest.mark.parametrize("rows", [2, 8, 64])
+def test_what_threads_make_of_rows_is_counted(rows, threads):
+    """For two models of bf16 behind URLs and four threads, that is more than the rows themselves."""
+    under_way = threads + 2
+    length = row_bytes(rows, under_way=under_way, threads=threads, sources=rows)
+    made = threads * 7 * length
+    assert under_way * rows * length + made <= 88 << 20

@@ -98,6 +98,23 @@ def test_who_finds_somebody_writing_goes_on(target):
     assert sorted(watched.starts) == [0, 10, 20, 30, 40, 50]
 
 
+def test_a_block_that_comes_when_a_turn_ends_is_put_as_well(target, monkeypatch):
+    watched = Watched(target)
+    delivery = Delivery(watched, 64)
+    end_turn, others = delivery._end_turn_of, [10]
+
+    def end_late(me):
+        while others:  # everything was put, and the turn is not given back
+            late = threading.Thread(target=put, args=(delivery, others.pop()))
+            late.start()
+            late.join()
+        end_turn(me)
+
+    monkeypatch.setattr(delivery, "_end_turn_of", end_late)
+    put(delivery, 0)
+    assert watched.starts == [0, 10]
+
+
 def test_a_target_that_refuses_is_heard_by_who_writes(target):
     watched = Watched(target)
     watched.error = OSError("no room")

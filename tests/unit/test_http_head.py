@@ -87,6 +87,12 @@ def test_a_length_that_is_no_number_is_none(length):
     assert body == b"ab"
 
 
+def test_what_is_said_not_to_be_encoded_has_its_length():
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Identity\r\nContent-Length: 2\r\n\r\n"
+    reply, body = reply_to(head, b"ab")
+    assert (body, reply.will_close) == (b"ab", False)
+
+
 def test_chunks_count_before_a_length():
     head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: Chunked\r\nContent-Length: 99\r\n\r\n"
     reply, body = reply_to(head, b"2\r\nab\r\n0\r\n\r\n")
@@ -98,8 +104,9 @@ def test_chunks_count_before_a_length():
     ("status", "method"), [(204, "GET"), (304, "GET"), (200, "HEAD"), (101, "GET")]
 )
 def test_replies_that_have_no_body(status, method):
-    head = b"HTTP/1.1 %d x\r\nContent-Length: 5\r\n\r\n" % status
-    assert reply_to(head, method=method)[1] == b""
+    head = b"HTTP/1.1 %d x\r\nContent-Length: 5\r\nContent-Length: 6\r\n\r\n" % status
+    reply, body = reply_to(head, method=method)
+    assert (body, reply.length, reply.will_close) == (b"", 0, False)
 
 
 def test_what_comes_before_the_reply_is_passed_over():
@@ -127,7 +134,7 @@ def test_whether_a_connection_goes_on(version, said, closes):
     "head",
     [
         b"HTTP/1.1 200 OK\r\nA: " + b"x" * 70_000 + b"\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\n" + b"A: x\r\n" * (MOST_HEAD_BYTES // 6) + b"\r\n",
+        b"HTTP/1.1 200 OK\r\n" + (b"A: " + b"x" * 995 + b"\r\n") * (MOST_HEAD_BYTES // 1000 + 1),
     ],
     ids=["a line", "lines"],
 )
@@ -148,3 +155,31 @@ def test_a_head_that_breaks_off_is_a_lost_peer(head):
 def test_what_is_no_http_is_refused(line):
     with pytest.raises(http.client.HTTPException):
         reply_to(line + b"\r\n\r\n")
+
+
+def test_a_folded_value_has_no_space_before_it():
+    reply, body = reply_to(b"HTTP/1.1 200 OK\r\nContent-Length:\r\n 2\r\n\r\n", b"ab")
+    assert (body, reply.will_close) == (b"ab", False)
+
+
+def test_what_a_tunnel_says_of_lengths_does_not_count():
+    head = b"HTTP/1.1 200 OK\r\nContent-Length: 2\r\nContent-Length: 3\r\n\r\n"
+    assert reply_to(head, method="CONNECT")[0].length is None
+
+
+@pytest.mark.parametrize("encoding", [b"gzip, chunked", b"chunked\r\nTransfer-Encoding: gzip"])
+def test_beside_another_encoding_a_length_does_not_count(encoding):
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: %b\r\nContent-Length: 3\r\n\r\n" % encoding
+    reply, _ = reply_to(head, b"3\r\nabc\r\n0\r\n\r\n")
+    assert reply.length is None
+    assert reply.will_close
+
+
+def test_any_header_may_say_that_a_connection_ends():
+    head = b"HTTP/1.1 200 OK\r\nConnection: keep-alive\r\nConnection: close\r\n"
+    assert reply_to(head + b"Content-Length: 0\r\n\r\n")[0].will_close
+
+
+def test_a_head_has_a_thousand_lines_at_the_most():
+    with pytest.raises(http.client.HTTPException, match="more than 1000 lines"):
+        reply_to(b"HTTP/1.1 200 OK\r\n" + b"A: x\r\n" * 1001 + b"\r\n")

@@ -258,5 +258,5 @@ def _report(
 
 def _shared_out(limits: Limits, count: int) -> Limits:
     """Limits under which so many sharded models together hold no more files than they may."""
-    each = max(1, descriptors_to_hold() // max(1, count))
+    each = descriptors_to_hold() // max(1, count)
     return replace(limits, open_files=min(limits.open_files, each))

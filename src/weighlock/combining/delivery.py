@@ -1,4 +1,4 @@
-"""Finished blocks on their way to the target, one at a time, and nobody waits for his turn.
+"""Finished blocks on their way to the target, one at a time, without a queue of threads.
 
 A kernel lets one writer into a file: a second one burns a core until the first is done. So whoever
 finds somebody writing leaves his block to him and goes on with the next. Knows threads and buffers;
@@ -17,8 +17,8 @@ from weighlock.tensors.spec import TensorSpec
 
 __all__ = ["Delivery"]
 
-_MOST_WAITING = 4
-"""Blocks left to others; whoever has one more waits for his turn."""
+_MOST_WAITING, _WAITING_BYTES = 4, 4 * 1024 * 1024
+"""Blocks left to others, and bytes of them; whoever has one more waits until one is written."""
 
 
 class _Made(NamedTuple):
@@ -41,7 +41,9 @@ class Delivery:
         self._most_bytes = most_bytes
         self._made: deque[_Made] = deque()
         self._free: list[Array] = []
-        self._turn = threading.Lock()
+        self._most_waiting = max(1, min(_MOST_WAITING, _WAITING_BYTES // most_bytes))
+        self._writer: object = None
+        self._changed = threading.Condition()
 
     def buffer(self) -> Array:
         """Room for a block, until it is put."""
@@ -57,12 +59,30 @@ class Delivery:
         of them has raised.
         """
         self._made.append(_Made(spec, start, length, buffer))
-        # Again after each turn: somebody may have come when it was over but not yet given back.
-        while self._made and self._turn.acquire(blocking=len(self._made) > _MOST_WAITING):
-            try:
+        me = object()
+        try:
+            # Again after each turn: somebody may have come when it was over but not given back.
+            while self._is_turn_of(me):
                 self._put_all()
-            finally:
-                self._turn.release()
+                self._end_turn_of(me)
+        finally:
+            self._end_turn_of(me)  # also if Ctrl-C came just after it began
+
+    def _is_turn_of(self, me: object) -> bool:
+        """Begin a turn if there is something to put and nobody is at it."""
+        with self._changed:
+            while self._writer is not None and len(self._made) > self._most_waiting:
+                self._changed.wait()
+            if self._writer is not None or not self._made:
+                return False
+            self._writer = me
+            return True
+
+    def _end_turn_of(self, me: object) -> None:
+        with self._changed:
+            if self._writer is me:
+                self._writer = None
+                self._changed.notify_all()
 
     def _put_all(self) -> None:
         while self._made:

@@ -113,7 +113,9 @@ class _Run:
         most = max((len(part.refs) for part in parts), default=1)
         self._ahead = _AHEAD if self._sources else 0
         under_way = self._threads + self._ahead
-        length = row_bytes(most, under_way=under_way, sources=len(self._sources))
+        length = row_bytes(
+            most, under_way=under_way, threads=self._threads, sources=len(self._sources)
+        )
         self._shape = most, length + SPARE_BYTES
         self._delivery = Delivery(target, length)
         # Rows shorter than a block of a share are read in turn: each block travels once then.

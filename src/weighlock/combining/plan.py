@@ -25,6 +25,13 @@ _REMOTE_BYTES = 4 * 1024 * 1024
 _ALL_BYTES = 40 * 1024 * 1024
 """All rows of all blocks that are under way."""
 
+_WORK_BYTES = 88 * 1024 * 1024
+"""The same, with what threads make of them."""
+
+_MADE_PER_ROW = 7
+"""Rows that what a thread makes of a block is as long as: sums and their ends in twice the width,
+the result, what of it is open, and what is on its way."""
+
 _KEPT_BYTES = 1024 * 1024
 """What a remote source keeps of a block of which a row took a part."""
 
@@ -73,17 +80,20 @@ class Block:
     is_first: bool
 
 
-def row_bytes(rows: int, *, under_way: int, sources: int = 0) -> int:
+def row_bytes(rows: int, *, under_way: int, threads: int = 1, sources: int = 0) -> int:
     """How long a row may be if so many blocks of so many rows are held at once.
 
     Args:
         rows: of the tensor that has the most.
         under_way: blocks that are held at once.
+        threads: how many work on one each.
         sources: how many are remote; what those keep takes memory too.
     """
     wanted = _REMOTE_BYTES if sources else _LOCAL_BYTES
     rest = max(_ALL_BYTES // 2, _ALL_BYTES - sources * kept_blocks(sources) * _KEPT_BYTES)
-    return max(_UNITS * 16, min(wanted, rest // (under_way * max(1, rows))))
+    held = under_way * max(1, rows)
+    longest = min(rest // held, _WORK_BYTES // (held + threads * _MADE_PER_ROW))
+    return max(_UNITS * 16, min(wanted, longest))
 
 
 def kept_blocks(sources: int) -> int:

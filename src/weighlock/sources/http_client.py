@@ -1,7 +1,7 @@
 """One connection to an HTTP server. Knows sockets and TLS; not what a reply means.
 
-`http.client` speaks the grammar. Its `readinto` may come back short without raising: bytes are
-counted here.
+`http.client` speaks the grammar, but for the heads of replies, which `http_head` reads. Its
+`readinto` may come back short without raising: bytes are counted here.
 """
 
 import contextlib

@@ -21,6 +21,8 @@ __all__ = ["MOST_HEAD_BYTES", "Reply"]
 
 MOST_HEAD_BYTES = 256 * 1024
 
+_MOST_LINES = 1000
+
 _SPACE = " \t"
 
 _HEAD_PIECE_BYTES = 4096
@@ -63,6 +65,8 @@ class _Reader:
             if not line:
                 return lines
             lines.append(line)
+            if len(lines) > _MOST_LINES:
+                raise http.client.HTTPException(f"a head of more than {_MOST_LINES} lines")
 
     def readline(self, limit: int = 65_537) -> bytes:
         """A whole line, or so many bytes of a longer one. A head must not end within one."""
@@ -166,7 +170,7 @@ class _Headers:
             text = line.decode("latin-1")
             if text[0] in " \t":
                 if values:
-                    values[-1] = f"{values[-1]} {text.strip(_SPACE)}"
+                    values[-1] = f"{values[-1]} {text.strip(_SPACE)}".strip(_SPACE)
                 continue
             name, colon, value = text.partition(":")
             if not colon or not name or not name.isprintable() or " " in name:
@@ -211,12 +215,17 @@ class Reply(http.client.HTTPResponse):
         self.code = self.status = status
         self.reason = reason.strip()
         self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
-        self.chunked = (headers.get("transfer-encoding") or "").lower() == "chunked"
+        encoding = self.getheader("Transfer-Encoding", "").lower()
+        self.chunked = encoding == "chunked"
         self.chunk_left = None
-        self.length = None if self.chunked else _length_of(headers)
+        self.length = None
         if status in (204, 304) or status < 200 or self._method == "HEAD":  # type: ignore[attr-defined]
             self.length = 0
-        ends = self._check_close()  # type: ignore[attr-defined]
+        elif self._method != "CONNECT" and encoding in ("", "identity"):  # type: ignore[attr-defined]
+            # What is encoded ends with its last chunk, or with the connection.
+            self.length = _length_of(headers)
+        ends = "close" in self.getheader("Connection", "").lower()
+        ends = ends or self._check_close()  # type: ignore[attr-defined]
         self.will_close = ends or (self.length is None and not self.chunked)
         self._reader.head_is_over()
 

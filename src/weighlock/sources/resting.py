@@ -28,7 +28,7 @@ def descriptors_to_hold() -> int:
 
 @runtime_checkable
 class Rests(Protocol):
-    """What can let go of connections, descriptors and memory, and goes on when used again."""
+    """What can let go of connections, descriptors and memory, and can be used on."""
 
     def rest(self) -> None:
         """Let go."""
