@@ -49,7 +49,7 @@ def test_rows_get_shorter_with_their_number(rows, is_remote):
 @pytest.mark.parametrize("threads", [1, 2, 4])
 @pytest.mark.parametrize("rows", [2, 8, 64])
 def test_what_threads_make_of_rows_is_counted(rows, threads):
-    """For two models of bf16 behind URLs and four threads, that is more than the rows themselves."""
+    """Of two models of bf16 behind URLs, four threads make more than the rows themselves."""
     under_way = threads + 2
     length = row_bytes(rows, under_way=under_way, threads=threads, sources=rows)
     made = threads * 7 * length
