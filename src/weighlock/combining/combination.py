@@ -175,7 +175,6 @@ class Combination:
         opening = replace(
             opening_for(options),
             rests=len(given) > CONNECTED,
-            holds=len(given) <= descriptors_to_hold(),
             limits=_shared_out(options.get("limits") or Limits(), len(given)),
         )
         with ExitStack() as closing:
@@ -257,6 +256,6 @@ def _report(
 
 
 def _shared_out(limits: Limits, count: int) -> Limits:
-    """Limits under which so many sharded models together hold no more files than they may."""
+    """Limits under which so many models together hold no more files than they may: perhaps none."""
     each = descriptors_to_hold() // max(1, count)
     return replace(limits, open_files=min(limits.open_files, each))

@@ -80,8 +80,6 @@ class Opening:
     abort: Abort | None = None
     rests: bool = False
     """There are so many that none is to keep a connection, or what came with it."""
-    holds: bool = True
-    """There are not so many that no file is to keep a descriptor."""
 
     def open(self, given: Combinable, label: str, closing: ExitStack) -> Catalog:
         """The catalog of one; what is opened for it is closed with the stack.
@@ -109,7 +107,9 @@ class Opening:
             raise
         closing.enter_context(opened)
         source = None if opened.is_sharded else _source_of(opened)  # shards rest by themselves
-        is_to_rest = not self.holds if isinstance(source, FileSource) else self.rests
+        # So many contributors that none may hold a file have limits that say so.
+        has_no_files = self.limits is not None and not self.limits.open_files
+        is_to_rest = has_no_files if isinstance(source, FileSource) else self.rests
         if is_to_rest and isinstance(source, Rests):
             source.rest()
         return opened

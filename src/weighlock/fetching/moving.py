@@ -95,6 +95,8 @@ class Moving:
         self._progress = progress
         self._abort = connections.abort
         self._rate = rate
+        self.is_paced = rate is not None
+        """Whether there is a bound on the rate."""
         self._persist = persist or connections.persist
         self._retrying = connections.retrying()
         self._lock = threading.Lock()

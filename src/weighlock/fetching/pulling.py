@@ -66,8 +66,7 @@ class Puller:
         moving = Moving(remote.connections, plan, remote.size, progress, self._rate, remote.persist)
 
         def mover(moving: Moving) -> Move:
-            is_paced = self._rate is not None
-            place = _Counted(moving, landing.place(), remote.size, self._on_pulled, is_paced)
+            place = _Counted(moving, landing.place(), remote.size, self._on_pulled)
 
             def move(run: range) -> None:
                 if remote.verifies:
@@ -91,13 +90,11 @@ class _Counted:
         place: BlockPlace,
         size: int,
         on_pulled: Callable[[int], object] | None,
-        is_paced: bool,
     ) -> None:
         self._moving = moving
         self._place = place
         self._size = size
         self._on_pulled = on_pulled
-        self._is_paced = is_paced
 
     def views(self, block: int) -> Sequence[memoryview]:
         return self._place.views(block)
@@ -107,5 +104,5 @@ class _Counted:
         if self._on_pulled is not None:
             self._on_pulled(block_length(block, self._size))
         self._moving.moved(block)
-        if self._is_paced:
+        if self._moving.is_paced:
             self._moving.pace(block_length(block, self._size))

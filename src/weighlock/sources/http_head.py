@@ -4,8 +4,8 @@
 trickle in. Here a head that breaks off is a lost peer; each head has its time and its size, each
 body a least rate. Bodies go from the socket into the caller's buffer, past every other.
 
-`http.client` also reads heads as mail, which takes longer than anything else that is done for a
-range. Of a reply only a few headers count, and they are read here.
+`http.client` also reads heads as mail, with some hundred calls for each, and takes the first of two
+lengths. Of a reply only a few headers count, and they are read here.
 """
 
 import http.client
@@ -22,6 +22,7 @@ __all__ = ["MOST_HEAD_BYTES", "Reply"]
 MOST_HEAD_BYTES = 256 * 1024
 
 _MOST_LINES = 1000
+"""Of one head: each may go on with the one before, which is copied then."""
 
 _SPACE = " \t"
 
