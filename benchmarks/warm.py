@@ -22,6 +22,11 @@ _CHUNK_BYTES = 64 << 20
 _MOST_FREE, _LEAST_FREE = 896 << 20, 640 << 20
 """Free memory is kept between these. Two threads that fill new arrays take 10 MB a millisecond."""
 
+_FRAGMENTS_FREE = 384 << 20
+"""How far free memory is taken before some is let go of again. What is left by who takes huge pages
+as long as there are any is odds and ends: the next one to ask for a huge page would wait for the
+kernel to make one of them, which on a machine with memory to spare nobody does."""
+
 _POLL_S = 0.002
 
 _POPULATE_WRITE = 23
@@ -65,8 +70,10 @@ def _keep():
         if select.select([sys.stdin], [], [], _POLL_S)[0]:
             if not sys.stdin.readline():
                 return
-            while _free() > _MOST_FREE:
+            while _free() > _FRAGMENTS_FREE + _CHUNK_BYTES:
                 held.append(_touched())
+            while held and _free() < _MOST_FREE:
+                held.pop().close()
             print("done", flush=True)
         while held and _free() < _LEAST_FREE:
             held.pop().close()
