@@ -108,6 +108,12 @@ _PUSH = Workload(
             prepare("raw", Sizes(32, _TENSOR_BYTES)),
             check,
         ),
+        Contender(
+            "raw sockets + BLAKE3 at both ends + pwrite, 4 connections",
+            raw_to_disk,
+            prepare("raw-hashing", Sizes(32, _TENSOR_BYTES)),
+            check,
+        ),
         Contender("fetch to a file", _fetch, _prepare("weighlock", 32), _check),
         Contender(
             "share, then fetch to a file",
