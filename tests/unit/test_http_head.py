@@ -150,7 +150,7 @@ def test_a_head_that_breaks_off_is_a_lost_peer(head):
 
 
 @pytest.mark.parametrize(
-    "line", [b"HTTP/2.0 200 OK", b"HTTP/1.1 twenty", b"SSH-2.0-x", b"\x15\x03"]
+    "line", [b"HTTP/2.0 200 OK", b"HTTP/0.95 200 OK", b"HTTP/1.1 twenty", b"SSH-2.0-x", b"\x15\x03"]
 )
 def test_what_is_no_http_is_refused(line):
     with pytest.raises(http.client.HTTPException):
@@ -168,11 +168,11 @@ def test_what_a_tunnel_says_of_lengths_does_not_count():
 
 
 @pytest.mark.parametrize("encoding", [b"gzip, chunked", b"chunked\r\nTransfer-Encoding: gzip"])
-def test_beside_another_encoding_a_length_does_not_count(encoding):
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: %b\r\nContent-Length: 3\r\n\r\n" % encoding
-    reply, _ = reply_to(head, b"3\r\nabc\r\n0\r\n\r\n")
-    assert reply.length is None
-    assert reply.will_close
+@pytest.mark.parametrize("length", [b"", b"Content-Length: 3\r\n"])
+def test_a_body_in_an_encoding_nobody_asked_for_is_refused(encoding, length):
+    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: %b\r\n%b\r\n" % (encoding, length)
+    with pytest.raises(http.client.HTTPException, match="chunked"):
+        reply_to(head, b"3\r\nabc\r\n0\r\n\r\n")
 
 
 def test_any_header_may_say_that_a_connection_ends():

@@ -202,28 +202,31 @@ class Reply(http.client.HTTPResponse):
         """Read the head, which tells how long the body is and whether it is the last.
 
         Raises:
-            HTTPException: it is none, or says two things.
+            HTTPException: it is none, says two things, or has a body in an encoding that no
+                request of ours asks for.
         """
         while True:
             version, status, reason = self._read_status()  # type: ignore[attr-defined]
             lines = self._reader.head()
             if not 100 <= status < 200 or status == 101:
                 break  # what comes before the reply proper is passed over
-        if not version.startswith(("HTTP/1.", "HTTP/0.9")):
+        is_old = version in ("HTTP/1.0", "HTTP/0.9")
+        if not is_old and not version.startswith("HTTP/1."):
             raise http.client.UnknownProtocol(version)
         headers: Any = _Headers(lines)
         self.headers = self.msg = headers
         self.code = self.status = status
         self.reason = reason.strip()
-        self.version = 10 if version in ("HTTP/1.0", "HTTP/0.9") else 11
+        self.version = 10 if is_old else 11
         encoding = self.getheader("Transfer-Encoding", "").lower()
         self.chunked = encoding == "chunked"
         self.chunk_left = None
         self.length = None
         if status in (204, 304) or status < 200 or self._method == "HEAD":  # type: ignore[attr-defined]
             self.length = 0
-        elif self._method != "CONNECT" and encoding in ("", "identity"):  # type: ignore[attr-defined]
-            # What is encoded ends with its last chunk, or with the connection.
+        elif self._method != "CONNECT" and not self.chunked:  # type: ignore[attr-defined]
+            if encoding not in ("", "identity"):  # its bytes are not what was asked for
+                raise http.client.HTTPException(f"a body that is {encoding[:60]}")
             self.length = _length_of(headers)
         ends = "close" in self.getheader("Connection", "").lower()
         ends = ends or self._check_close()  # type: ignore[attr-defined]
