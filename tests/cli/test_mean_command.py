@@ -48,6 +48,7 @@ def test_json(models, mean, tmp_path):
         "weights": {str(path): 0.5 for path in models[:2]},
         "skipped": {},
         "excluded": {},
+        "unreadable": {},
     }
 
 
@@ -59,6 +60,19 @@ def test_json_names_models_by_their_paths(models, mean, tmp_path):
     assert facts["weights"] == pytest.approx({str(models[0]): 2 / 3, str(less): 1 / 3})
     assert facts["skipped"] == {"n": [str(less)]}
     assert list(facts["excluded"]) == [str(gone)]
+
+
+def test_tensors_that_are_not_read_are_not_left_out_in_silence(mean, tmp_path):
+    paths = [tmp_path / f"{number}.npz" for number in range(2)]
+    for path in paths:
+        np.savez(path, w=np.ones(3, F32), when=np.array(["now"]))
+    assert_refused(mean(*paths), f"({paths[0]}): tensor 'when' is not read: ", "--skip-missing")
+    assert not (tmp_path / "out").exists()
+    result = mean(*paths, "--skip-missing")
+    assert "out: 1 tensor, " in succeeded(result)
+    assert "tensor 'when' is left out: " in result.stderr
+    facts = json.loads(succeeded(mean(*paths, "--skip-missing", "--force", "--json")))
+    assert (facts["tensors"], list(facts["unreadable"]), facts["skipped"]) == (1, ["when"], {})
 
 
 def test_it_replaces_nothing_unless_told(models, mean, tmp_path):

@@ -313,6 +313,30 @@ def test_names_are_used_in_reports_and_errors(tmp_path):
         weighlock.mean({**given, "site-2": {"w": np.full(2, np.nan, F32)}})
 
 
+def test_what_a_file_has_and_is_not_read(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, w=np.ones(2), when=np.array(["now"]), n=np.ones(1))
+    other = {"w": np.zeros(2), "n": np.ones(1), "when": np.ones(1)}
+    with pytest.raises(CombineError, match=r"^a: tensor .when. is not read: .*out 1$") as met:
+        weighlock.mean({"a": path, "b": other})
+    assert (met.value.contributor, met.value.tensor) == ("a", "when")
+    with pytest.raises(CombineError, match="tensor 'when' is not read"):
+        weighlock.difference(path, path)
+    with weighlock.Mean(tmp_path / "sums") as total:
+        with pytest.raises(CombineError, match="tensor 'when' is not read"):
+            total.add(path)
+        assert not total.weights
+    reports = []
+    found = weighlock.mean({"a": path, "b": other}, missing="skip", report=reports.append)
+    assert list(found) == ["w", "n", "when"]
+    assert (reports[0].skipped, reports[0].unread) == ({"when": ("a",)}, {})
+    found = weighlock.mean([path, path], missing="skip", report=reports.append)
+    assert list(reports[1].unread) == ["when"]
+    assert any("'when' is left out" in note for note in found.notes)
+    with weighlock.open(path) as catalog:  # who gives a catalog has seen what is in it
+        assert list(weighlock.mean([catalog, catalog])) == ["w", "n"]
+
+
 def test_who_lacks_a_tensor_can_be_skipped():
     reports = []
     given = {

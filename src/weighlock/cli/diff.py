@@ -94,6 +94,7 @@ def command(
         for catalog in (opened, other):
             print_notes(catalog.notes, catalog.unreadable)
         unreadable = {"a": dict(opened.unreadable), "b": dict(other.unreadable)}
+        notes = {"a": list(opened.notes), "b": list(other.notes)}
         before, after = opened.readable(), other.readable()
         if specs:
             changes = _compare(before, after, None)
@@ -106,8 +107,9 @@ def command(
             change.kind not in ("added", "removed") for change in changes
         )
     if as_json:
-        facts = {"a": label(a), "b": label(b), "same": same, "unreadable": unreadable}
-        print_json({**facts, "changes": [asdict(c) for c in changes]})
+        facts = {"a": label(a), "b": label(b), "same": same}
+        beside = {"unreadable": unreadable, "notes": notes}
+        print_json({**facts, **beside, "changes": [asdict(c) for c in changes]})
     else:
         if changes:
             click.echo(columns([_row(change) for change in changes]))

@@ -54,7 +54,11 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
     show_default=True,
     help="Which integers to take if models differ in them; 'equal' refuses.",
 )
-@click.option("--skip-missing", is_flag=True, help="Make a tensor of the models that have it.")
+@click.option(
+    "--skip-missing",
+    is_flag=True,
+    help="Make each tensor of the models that have it; leave out what is not read.",
+)
 @click.option("--exclude-lost", is_flag=True, help="Leave out models that cannot be read.")
 @click.option("--allow-nonfinite", is_flag=True, help="Let NaN and Inf through.")
 @click.option(
@@ -134,6 +138,7 @@ def command(
                         for name, lacking in report.skipped.items()
                     },
                     "excluded": {paths[who]: why for who, why in report.excluded.items()},
+                    "unreadable": dict(report.unread),
                 }
             )
             return

@@ -79,6 +79,8 @@ def command(
             "tensors": len(chosen),
             "bytes": pushed.size,
             "sent_bytes": pushed.sent_bytes,
+            "unreadable": dict(catalog.unreadable),
+            "notes": list(catalog.notes),
         }
     if as_json:
         print_json(facts)

@@ -21,6 +21,7 @@ from weighlock.combining.contributors import (
     aligned,
     in_file_order,
     is_loss,
+    unread_of,
 )
 from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
@@ -99,6 +100,7 @@ def opening_for(options: Options) -> Opening:
         options.get("verify", True),
         options.get("limits"),
         options.get("abort"),
+        options.get("missing", "error"),
     )
 
 
@@ -204,7 +206,8 @@ class Combination:
             except BaseException:
                 target.discard()
                 raise
-        return target, _report(parts, tensors, contributors, excluded)
+            unread = unread_of([value for _, value, _ in given], contributors)
+        return target, _report(parts, tensors, contributors, excluded, unread)
 
     def _setting(self, contributors: Sequence[Contributor]) -> Setting:
         return Setting(
@@ -239,6 +242,7 @@ def _report(
     tensors: Sequence[Shared],
     contributors: Sequence[Contributor],
     excluded: Mapping[str, str],
+    unread: Mapping[str, str],
 ) -> Report:
     total = sum(contributor.weight for contributor in contributors)
     return Report(
@@ -252,6 +256,7 @@ def _report(
             if shared.lacking
         },
         excluded=dict(excluded),
+        unread=unread,
     )
 
 

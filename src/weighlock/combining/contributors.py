@@ -48,6 +48,7 @@ __all__ = [
     "is_loss",
     "labelled",
     "named",
+    "unread_of",
     "weighed",
 ]
 
@@ -78,6 +79,8 @@ class Opening:
     verify: bool = True
     limits: Limits | None = None
     abort: Abort | None = None
+    missing: Missing = "error"
+    """What becomes of tensors that a file has and that are not read: nobody else tells of them."""
     rests: bool = False
     """There are so many that none is to keep a connection, or what came with it."""
 
@@ -86,6 +89,7 @@ class Opening:
 
         Raises:
             WeighlockError: it cannot be opened. The message begins with its label.
+            CombineError: it has tensors that are not read, and none may be missing.
             TypeError: it is no model.
             Aborted: somebody said stop.
         """
@@ -100,19 +104,46 @@ class Opening:
             opened = open_catalog(
                 given, self.limits, access=self.access, verify=self.verify, abort=self.abort
             )
+            closing.enter_context(opened)
+            if self.missing == "error":
+                _check_is_read(opened, label)
+            found = opened.readable()
         except Aborted:
             raise
         except WeighlockError as error:
             named(error, label)
             raise
-        closing.enter_context(opened)
         source = None if opened.is_sharded else _source_of(opened)  # shards rest by themselves
         # So many contributors that none may hold a file have limits that say so.
         has_no_files = self.limits is not None and not self.limits.open_files
         is_to_rest = has_no_files if isinstance(source, FileSource) else self.rests
         if is_to_rest and isinstance(source, Rests):
             source.rest()
-        return opened
+        return found
+
+
+def _check_is_read(catalog: Catalog, label: str) -> None:
+    for name, reason in catalog.unreadable.items():
+        raise CombineError(
+            f"tensor {name!r} is not read: {reason}; "
+            f'missing="skip" (--skip-missing) leaves out {len(catalog.unreadable)}',
+            contributor=label,
+            tensor=name,
+        )
+
+
+def unread_of(given: Iterable[Combinable], contributors: Sequence[Contributor]) -> dict[str, str]:
+    """Tensors that nobody has but as what is not read, and why.
+
+    Of catalogs and state dicts nothing is told: who gives one has seen what it holds.
+    """
+    found = {
+        name: why
+        for value, contributor in zip(given, contributors, strict=True)
+        if not isinstance(value, Mapping)
+        for name, why in contributor.catalog.unreadable.items()
+    }
+    return {n: why for n, why in found.items() if not any(n in c.catalog for c in contributors)}
 
 
 def _source_of(catalog: Catalog) -> object:

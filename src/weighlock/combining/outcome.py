@@ -43,6 +43,8 @@ class Report:
     """Tensors that not everybody has, and who lacks them."""
     excluded: Mapping[str, str] = field(default_factory=dict)
     """Who was lost and left out entirely, and why."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Tensors that are in no result, as they are of a kind that is not read, and why."""
 
     def notes(self) -> list[str]:
         """What a reader of the result should know, as sentences."""
@@ -51,6 +53,10 @@ class Report:
             notes.append(f"tensor {name!r} is made without {', '.join(who[:3])}")
         if len(self.skipped) > 3:
             notes.append(f"{len(self.skipped) - 3} more tensors are made without somebody")
+        for name, why in list(self.unread.items())[:3]:
+            notes.append(f"tensor {name!r} is left out: {why}")
+        if len(self.unread) > 3:
+            notes.append(f"{len(self.unread) - 3} more tensors are left out")
         return notes
 
 
