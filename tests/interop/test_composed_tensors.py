@@ -241,3 +241,29 @@ def test_an_error_names_the_file_once(tmp_path):
     torch.save({"w": torch.ones(3)}, tmp_path / "x.pt", pickle_protocol=0)
     with pytest.raises(LayoutError, match=r"x\.pt: a tensor's storage is not given as torch"):
         weighlock.open(tmp_path / "x.pt")
+
+
+def test_what_belongs_together_does_so_in_a_mean(tmp_path):
+    indices = torch.tensor([[0, 1], [1, 0]])
+    paths = [tmp_path / f"{number}.pt" for number in range(2)]
+    for number, path in enumerate(paths):
+        values = torch.tensor([1.0, 3.0]) * (number + 1)
+        torch.save({"s": torch.sparse_coo_tensor(indices, values, (2, 2))}, path)
+    with weighlock.open(paths[0]) as catalog:
+        expected = dict(catalog.groups)
+    for out in (None, tmp_path / "mean.safetensors"):
+        found = weighlock.mean(paths, out=out)
+        assert dict(found.groups) == expected
+        assert found["s.values"].load().tolist() == [1.5, 4.5]
+    assert dict(weighlock.median(paths).groups) == expected
+    with weighlock.Mean(tmp_path / "sums") as total:
+        for path in paths:
+            total.add(path)
+        assert dict(total.finish().groups) == expected
+    # Indices that were subtracted are none.
+    delta = weighlock.difference(*paths)
+    assert not delta.groups
+    assert dict(weighlock.apply(paths[1], delta).groups) == expected
+    other = tmp_path / "other.pt"
+    torch.save({"s": torch.sparse_coo_tensor(indices, torch.ones(2), (2, 3))}, other)
+    assert not weighlock.mean([paths[0], other]).groups

@@ -25,10 +25,11 @@ from weighlock.combining.contributors import (
 )
 from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
-from weighlock.combining.outcome import Out, Report, Target, target_for
+from weighlock.combining.outcome import Out, Report, Target, agreed_groups, target_for
 from weighlock.combining.plan import CONNECTED, Part
 from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
+from weighlock.formats.grouping import written_groups
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.sources.resting import descriptors_to_hold
@@ -117,6 +118,8 @@ class Combination:
     options: Options
     same_dtype: bool = True
     integers: IntegerPolicy = "equal"
+    keeps_groups: bool = True
+    """What several entries are together they are in the result: not in differences of indices."""
 
     def __post_init__(self) -> None:
         check_options(self.options, self.integers)
@@ -192,11 +195,13 @@ class Combination:
             metadata = options.get("metadata")
             if metadata is None:
                 metadata = agreed_metadata(c.catalog for c in contributors)
+            catalogs = [c.catalog for c in contributors] if self.keeps_groups else []
+            groups = agreed_groups(catalogs, parts)
             target = target_for(
                 self.out,
                 parts,
                 order=[shared.name for shared in tensors if made[shared.name] is not None],
-                metadata=metadata,
+                metadata={**written_groups(groups), **metadata},
                 durable=options.get("durable", True),
                 limits=options.get("limits") or Limits(),
             )

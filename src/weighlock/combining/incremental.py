@@ -35,6 +35,7 @@ from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
 from weighlock.errors import Aborted, CombineError, LocalProtocolError, SourceError, WeighlockError
 from weighlock.lifetimes import Lifetime
+from weighlock.tensors.beside import Beside
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import TensorSpec
@@ -243,7 +244,7 @@ class Mean(Lifetime):
                 named(error, f"{label}: tensor {name!r}")
                 raise
             refs[name] = StoredRef(ref.spec, scratch, span)
-        return Catalog(refs, catalog.metadata)
+        return Catalog(refs, catalog.metadata, beside=Beside(groups=catalog.groups))
 
     def _read(self, closing: ExitStack) -> Catalog | None:
         """The accumulator, if somebody was added, and its ledger.

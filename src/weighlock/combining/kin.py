@@ -68,7 +68,7 @@ def difference(
         return _step(shared, contributors, -1.0, kind, finite)
 
     given: Given = [(labelled("a", a), a, 1.0), (labelled("b", b), b, 1.0)]
-    return Combination(out, options, same_dtype=False).of(given, part_of)
+    return Combination(out, options, same_dtype=False, keeps_groups=False).of(given, part_of)
 
 
 def apply(

@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
 from weighlock.errors import CombineError, HeaderError
+from weighlock.tensors.beside import Beside
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.ref import TensorRef
@@ -99,7 +100,7 @@ class Ledger:
         refs = {
             name: _as_complex(ref) if name in paired else ref for name, ref in accumulator.items()
         }
-        return Catalog(refs, accumulator.metadata)
+        return Catalog(refs, accumulator.metadata, beside=Beside(groups=accumulator.groups))
 
     def text(self) -> str:
         """For the metadata of a file."""

@@ -1,6 +1,6 @@
 """Where a combination goes, and what is told about it. Knows files and memory; no arithmetic."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -9,12 +9,15 @@ import numpy as np
 from weighlock.combining.plan import Part
 from weighlock.disk.spool import Spool
 from weighlock.formats.detect import open_catalog
+from weighlock.formats.grouping import read_groups
 from weighlock.formats.writer import Writer
 from weighlock.limits import Limits
 from weighlock.sources.local import BytesSource
 from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes, unpack_f4
+from weighlock.tensors.beside import Beside
 from weighlock.tensors.catalog import Catalog
 from weighlock.tensors.dtypes import DType
+from weighlock.tensors.groups import Group
 from weighlock.tensors.ref import ArrayRef, TensorRef, loaded_shape
 from weighlock.tensors.spec import Span, TensorSpec
 from weighlock.tensors.stored import StoredRef
@@ -22,7 +25,7 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Out", "Report", "Target", "target_for"]
+__all__ = ["Out", "Report", "Target", "agreed_groups", "target_for"]
 
 Out: TypeAlias = "str | os.PathLike[str] | Spool | None"
 """A file, a temporary one, or memory."""
@@ -58,6 +61,24 @@ class Report:
         if len(self.unread) > 3:
             notes.append(f"{len(self.unread) - 3} more tensors are left out")
         return notes
+
+
+def agreed_groups(catalogs: Iterable[Catalog], parts: Iterable[Part]) -> dict[str, Group]:
+    """The tensors that are several entries together, in whoever has them, and in the result."""
+    made = {part.spec.name: part.spec.dtype for part in parts}
+    found: dict[str, Group] = {}
+    differing: set[str] = set()
+    for catalog in catalogs:
+        for name, group in catalog.groups.items():
+            # Its dtype is that of its values, which may be another one in the result.
+            group = group.retyped(lambda part: str(made[part]) if part in made else None)
+            if found.setdefault(name, group) != group:
+                differing.add(name)
+    return {
+        name: group
+        for name, group in found.items()
+        if name not in differing and made.keys() >= set(group.parts.values())
+    }
 
 
 class Target(Protocol):
@@ -165,7 +186,8 @@ class _Memory:
 
     def catalog(self) -> Catalog:
         refs = {spec.name: _in_memory(spec, self._arrays[spec.name]) for spec in self._specs}
-        return Catalog(refs, self._metadata)
+        groups, _ = read_groups(self._metadata, refs, Limits())
+        return Catalog(refs, self._metadata, beside=Beside(groups=groups))
 
     def discard(self) -> None:
         self._arrays.clear()
