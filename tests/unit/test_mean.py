@@ -313,6 +313,89 @@ def test_names_are_used_in_reports_and_errors(tmp_path):
         weighlock.mean({**given, "site-2": {"w": np.full(2, np.nan, F32)}})
 
 
+@pytest.fixture
+def tied_paths(tmp_path):
+    """Two models whose files say that `head` is `embed`."""
+    paths = [tmp_path / "0.safetensors", tmp_path / "1.safetensors"]
+    for number, path in enumerate(paths):
+        array = np.full((100, 4), number + 1, np.float32)
+        tensors = {"embed": array, "w": np.ones(2), "head": array}
+        weighlock.save(path, tensors, tied="alias", durable=False)
+    return paths
+
+
+class TestTied:
+    def test_what_all_files_tie_is_read_and_written_once(self, tied_paths, tmp_path):
+        out = tmp_path / "out.safetensors"
+        reports = []
+        for target in (None, out):
+            found = weighlock.mean(tied_paths, out=target, report=reports.append)
+            assert list(found) == ["embed", "w", "head"]
+            assert found.aliases == {"head": "embed"}
+            assert (found["head"].load() == 1.5).all()
+            assert found.nbytes == 1616
+            assert (reports[-1].tensors, reports[-1].read_bytes) == (3, 2 * 1616)
+        assert os.path.getsize(out) == os.path.getsize(tied_paths[0])
+
+    def test_one_who_does_not_tie_them_counts(self, tied_paths):
+        apart = {"embed": np.zeros((100, 4), np.float32), "w": np.ones(2)}
+        apart["head"] = apart["embed"] + 9
+        found = weighlock.mean([*tied_paths, apart])
+        assert not found.aliases
+        assert (found["embed"].load() == 1).all()
+        assert (found["head"].load() == 4).all()
+        del apart["head"]
+        found = weighlock.mean([*tied_paths, apart], missing="skip")
+        assert (found["embed"].load() == 1).all()
+        assert (found["head"].load() == 1.5).all()
+
+    def test_refs_that_got_other_names_are_not_tied_by_what_their_file_says(self, tied_paths):
+        with weighlock.open(tied_paths[0]) as a, weighlock.open(tied_paths[1]) as b:
+            turned = [c.rename({"w": "embed", "embed": "w"}) for c in (a, b)]
+            found = weighlock.mean(turned)
+            assert (found["w"].load() == 1.5).all()
+            assert (found["head"].load() == 1.5).all()
+            assert (found["embed"].load() == 1).all()
+
+    def test_step_by_step(self, tied_paths, tmp_path):
+        with weighlock.Mean(tmp_path / "sums") as total:
+            for path in tied_paths:
+                total.add(path)
+            found = total.finish()
+            assert found.aliases == {"head": "embed"}
+            assert (found["head"].load() == 1.5).all()
+            apart = {"embed": np.zeros((100, 4), np.float32), "w": np.ones(2)}
+            total.add({**apart, "head": apart["embed"] + 9})
+            found = total.finish(tmp_path / "out.safetensors")
+        assert not found.aliases
+        assert (found["embed"].load() == 1).all()
+        assert (found["head"].load() == 4).all()
+
+    def test_from_a_server(self, tied_paths, tmp_path):
+        with weighlock.Server() as server, weighlock.Mean(tmp_path / "sums") as total:
+            urls = [server.share(weighlock.open(path)).url for path in tied_paths]
+            assert weighlock.mean(urls).aliases == {"head": "embed"}
+            for url in urls:
+                total.add(url)
+            found = total.finish(tmp_path / "out.safetensors")
+        assert found.aliases == {"head": "embed"}
+        assert (found["head"].load() == 1.5).all()
+
+    def test_differences_and_steps(self, tied_paths):
+        delta = weighlock.difference(tied_paths[1], tied_paths[0])
+        assert delta.aliases == {"head": "embed"}
+        found = weighlock.apply(tied_paths[1], delta)
+        assert found.aliases == {"head": "embed"}
+        assert (found["head"].load() == 3).all()
+
+    def test_texts_that_are_given_stay_texts(self, tied_paths):
+        found = weighlock.mean(tied_paths, metadata={"head": "of the table"})
+        assert found.metadata["head"] == "of the table"
+        assert (found["head"].load() == 1.5).all()
+        with pytest.raises(LayoutError, match="metadata 'note' is 'w', the name of a tensor"):
+            weighlock.mean(tied_paths, metadata={"note": "w"})
+
+
 def test_what_a_file_has_and_is_not_read(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, w=np.ones(2), when=np.array(["now"]), n=np.ones(1))

@@ -25,11 +25,19 @@ from weighlock.combining.contributors import (
 )
 from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
-from weighlock.combining.outcome import Out, Report, Target, agreed_groups, target_for
+from weighlock.combining.outcome import (
+    Out,
+    Report,
+    Target,
+    agreed_aliases,
+    agreed_groups,
+    target_for,
+)
 from weighlock.combining.plan import CONNECTED, Part
 from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
 from weighlock.formats.grouping import written_groups
+from weighlock.formats.save import check_texts
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.sources.resting import descriptors_to_hold
@@ -187,21 +195,27 @@ class Combination:
                 Contributor(label, _opened(opening, number, value, label, closing), weight)
                 for number, (label, value, weight) in enumerate(given)
             ]
+            catalogs = [contributor.catalog for contributor in contributors]
+            given_texts = options.get("metadata")
+            texts = agreed_metadata(catalogs) if given_texts is None else given_texts
+            aliases = agreed_aliases(catalogs, texts)
             tensors = aligned(
-                contributors, options.get("missing", "error"), same_dtype=self.same_dtype
+                contributors,
+                options.get("missing", "error"),
+                same_dtype=self.same_dtype,
+                besides=aliases,
             )
             made = {s.name: part_of(s, contributors) for s in in_file_order(tensors)}
             parts = [part for part in made.values() if part is not None]
-            metadata = options.get("metadata")
-            if metadata is None:
-                metadata = agreed_metadata(c.catalog for c in contributors)
-            catalogs = [c.catalog for c in contributors] if self.keeps_groups else []
-            groups = agreed_groups(catalogs, parts)
+            check_texts(texts, [part.spec for part in parts])
+            aliases = {alias: name for alias, name in aliases.items() if made[name] is not None}
+            groups = agreed_groups(catalogs, parts) if self.keeps_groups else {}
             target = target_for(
                 self.out,
                 parts,
                 order=[shared.name for shared in tensors if made[shared.name] is not None],
-                metadata={**written_groups(groups), **metadata},
+                metadata={**written_groups(groups), **texts},
+                aliases=aliases,
                 durable=options.get("durable", True),
                 limits=options.get("limits") or Limits(),
             )
@@ -212,7 +226,8 @@ class Combination:
                 target.discard()
                 raise
             unread = unread_of([value for _, value, _ in given], contributors)
-        return target, _report(parts, tensors, contributors, excluded, unread)
+        report = _report(parts, tensors, contributors, excluded, unread)
+        return target, replace(report, tensors=len(parts) + len(aliases))
 
     def _setting(self, contributors: Sequence[Contributor]) -> Setting:
         return Setting(

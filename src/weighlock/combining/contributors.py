@@ -6,7 +6,7 @@ Knows catalogs, paths and URLs; reads headers only.
 import math
 import os
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from itertools import islice
@@ -308,17 +308,28 @@ class Shared:
 
 
 def aligned(
-    contributors: Sequence[Contributor], missing: Missing, *, same_dtype: bool = True
+    contributors: Sequence[Contributor],
+    missing: Missing,
+    *,
+    same_dtype: bool = True,
+    besides: Container[str] = (),
 ) -> list[Shared]:
     """Every tensor with those who have it, in the order of the first contributor.
+
+    Args:
+        contributors: all of them.
+        missing: what becomes of tensors that somebody lacks.
+        same_dtype: whether all must have the same.
+        besides: names that are not asked for.
 
     Raises:
         CombineError: one has another shape or dtype, or lacks a tensor and none may.
         FormatError: a file of a contributor that is opened now is broken.
         Lost: or it cannot be read.
     """
-    names = list(dict.fromkeys(name for c in contributors for name in c.catalog))
-    return [_shared(name, contributors, missing, same_dtype) for name in names]
+    names = dict.fromkeys(name for c in contributors for name in c.catalog)
+    asked = [name for name in names if name not in besides]
+    return [_shared(name, contributors, missing, same_dtype) for name in asked]
 
 
 def _shared(

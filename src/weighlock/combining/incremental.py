@@ -43,6 +43,7 @@ from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
     import os
+    from weighlock.tensors.ref import TensorRef
 
     from weighlock.combining.desk import Combine
     from weighlock.tensors.dtypes import DTypeLike
@@ -228,23 +229,29 @@ class Mean(Lifetime):
     def _landed(self, catalog: Catalog, label: str, closing: ExitStack) -> Catalog:
         """The catalog with everything of it on this machine, ready to be read."""
         refs = dict(catalog)
-        far = {name: ref for name, ref in refs.items() if not is_near(ref)}
+        far: dict[Hashable, list[TensorRef]] = {}  # of one that goes by several names, all together
+        for ref in refs.values():
+            if not is_near(ref):
+                far.setdefault(ref.identity(), []).append(ref)
         if not far:
             return catalog
-        closing.enter_context(self._place.room(sum(ref.nbytes for ref in far.values())))
+        closing.enter_context(self._place.room(sum(ref.nbytes for ref, *_ in far.values())))
         scratch = Scratch(self._place.directory)
         closing.callback(scratch.close)
         abort = self._options.get("abort") or Abort()
-        for name, ref in far.items():
+        for same in far.values():
+            ref = same[0]
             try:
                 span = scratch.append(heeding(ref.pieces(), abort), ref.nbytes)
             except Aborted:
                 raise
             except WeighlockError as error:
-                named(error, f"{label}: tensor {name!r}")
+                named(error, f"{label}: tensor {ref.name!r}")
                 raise
-            refs[name] = StoredRef(ref.spec, scratch, span)
-        return Catalog(refs, catalog.metadata, beside=Beside(groups=catalog.groups))
+            refs.update({each.name: StoredRef(each.spec, scratch, span) for each in same})
+        return Catalog(
+            refs, catalog.metadata, beside=Beside(catalog.aliases, groups=catalog.groups)
+        )
 
     def _read(self, closing: ExitStack) -> Catalog | None:
         """The accumulator, if somebody was added, and its ledger.

@@ -100,7 +100,11 @@ class Ledger:
         refs = {
             name: _as_complex(ref) if name in paired else ref for name, ref in accumulator.items()
         }
-        return Catalog(refs, accumulator.metadata, beside=Beside(groups=accumulator.groups))
+        return Catalog(
+            refs,
+            accumulator.metadata,
+            beside=Beside(accumulator.aliases, groups=accumulator.groups),
+        )
 
     def text(self) -> str:
         """For the metadata of a file."""

@@ -1,6 +1,6 @@
 """Where a combination goes, and what is told about it. Knows files and memory; no arithmetic."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Container, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Protocol, TypeAlias
 
@@ -25,7 +25,7 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Out", "Report", "Target", "agreed_groups", "target_for"]
+__all__ = ["Out", "Report", "Target", "agreed_aliases", "agreed_groups", "target_for"]
 
 Out: TypeAlias = "str | os.PathLike[str] | Spool | None"
 """A file, a temporary one, or memory."""
@@ -61,6 +61,31 @@ class Report:
         if len(self.unread) > 3:
             notes.append(f"{len(self.unread) - 3} more tensors are left out")
         return notes
+
+
+def agreed_aliases(catalogs: Sequence[Catalog], texts: Container[str]) -> dict[str, str]:
+    """Names that stand for another tensor in everybody who has one of the two, and its name.
+
+    Made once, it stays one: a model that grew when it was averaged would travel larger from then
+    on.
+
+    Args:
+        catalogs: of all contributors.
+        texts: what the metadata of the result says something else of.
+    """
+    said = {alias: name for catalog in catalogs for alias, name in catalog.aliases.items()}
+    return {
+        alias: name
+        for alias, name in said.items()
+        if alias not in texts
+        and all(_is_tied(c, alias, name) for c in catalogs if alias in c or name in c)
+    }
+
+
+def _is_tied(catalog: Catalog, alias: str, name: str) -> bool:
+    """Whether its file says so, and the refs, which may have been renamed since, are the same."""
+    is_said = catalog.aliases.get(alias) == name and alias in catalog and name in catalog
+    return is_said and catalog[alias].identity() == catalog[name].identity()
 
 
 def agreed_groups(catalogs: Iterable[Catalog], parts: Iterable[Part]) -> dict[str, Group]:
@@ -106,6 +131,7 @@ def target_for(
     *,
     order: Sequence[str],
     metadata: Mapping[str, str],
+    aliases: Mapping[str, str],
     durable: bool,
     limits: Limits,
 ) -> Target:
@@ -116,13 +142,15 @@ def target_for(
         parts: what will be put, in the order of the data.
         order: the names, in the order in which readers list them.
         metadata: text to store beside them.
+        aliases: other names of some of them.
         durable: survive a power loss once finished.
         limits: bounds of the header, and of memory.
     """
     specs = {part.spec.name: part.spec for part in parts}
+    metadata = {**metadata, **aliases}
     if out is None:
         limits.check("memory_bytes", sum(spec.nbytes for spec in specs.values()), "a result")
-        return _Memory([specs[name] for name in order], metadata)
+        return _Memory([specs[name] for name in order], metadata, aliases)
     return _File(
         out,
         Writer(
@@ -164,9 +192,12 @@ class _File:
 
 
 class _Memory:
-    def __init__(self, specs: Sequence[TensorSpec], metadata: Mapping[str, str]) -> None:
+    def __init__(
+        self, specs: Sequence[TensorSpec], metadata: Mapping[str, str], aliases: Mapping[str, str]
+    ) -> None:
         self._specs = specs
         self._metadata = metadata
+        self._aliases = aliases
         self._arrays: dict[str, Array] = {
             spec.name: empty(loaded_shape(spec), spec.dtype.numpy) for spec in specs
         }
@@ -186,8 +217,9 @@ class _Memory:
 
     def catalog(self) -> Catalog:
         refs = {spec.name: _in_memory(spec, self._arrays[spec.name]) for spec in self._specs}
+        refs.update({alias: refs[name].renamed(alias) for alias, name in self._aliases.items()})
         groups, _ = read_groups(self._metadata, refs, Limits())
-        return Catalog(refs, self._metadata, beside=Beside(groups=groups))
+        return Catalog(refs, self._metadata, beside=Beside(self._aliases, groups=groups))
 
     def discard(self) -> None:
         self._arrays.clear()

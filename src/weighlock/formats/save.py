@@ -126,7 +126,7 @@ def save(
         refs = refs_of_pairs(tensors)
     job = _Job(durable, beside, aliases, source_positions(refs), progress, limits)
     announced = None if specs is None else TensorSpec.several(specs)
-    _check_aliases(beside, announced or ())
+    check_texts(beside, announced or ())
     if isinstance(path, Spool):
         if max_shard_bytes is not None:
             raise LayoutError("max_shard_bytes: what is saved to a spool is one file")
@@ -236,8 +236,8 @@ def check_tied(tied: str) -> None:
         raise LayoutError(f'tied={tied!r}: tied tensors are written as "copy" or as "alias"')
 
 
-def _check_aliases(metadata: Mapping[str, str], specs: Iterable[TensorSpec]) -> None:
-    """Refuse what every reader would take for another name of a tensor."""
+def check_texts(metadata: Mapping[str, str], specs: Iterable[TensorSpec]) -> None:
+    """Raise `LayoutError` for what every reader would take for another name of a tensor."""
     names = {spec.name for spec in specs}
     for key, value in metadata.items():
         if is_alias(key, value, names):
