@@ -43,10 +43,10 @@ from weighlock.tensors.stored import StoredRef
 
 if TYPE_CHECKING:
     import os
-    from weighlock.tensors.ref import TensorRef
 
     from weighlock.combining.desk import Combine
     from weighlock.tensors.dtypes import DTypeLike
+    from weighlock.tensors.ref import TensorRef
 
 __all__ = ["Mean"]
 
