@@ -356,6 +356,8 @@ class TestTied:
             assert (found["w"].load() == 1.5).all()
             assert (found["head"].load() == 1.5).all()
             assert (found["embed"].load() == 1).all()
+            assert list(weighlock.mean([c.select("w") for c in (a, b)])) == ["w"]
+            assert list(weighlock.mean([c.select("head") for c in (a, b)])) == ["head"]
 
     def test_step_by_step(self, tied_paths, tmp_path):
         with weighlock.Mean(tmp_path / "sums") as total:
@@ -394,6 +396,8 @@ class TestTied:
         assert (found["head"].load() == 1.5).all()
         with pytest.raises(LayoutError, match="metadata 'note' is 'w', the name of a tensor"):
             weighlock.mean(tied_paths, metadata={"note": "w"})
+        with pytest.raises(FormatError, match="holds text only"):
+            weighlock.mean(tied_paths, metadata={"note": []})
 
 
 def test_what_a_file_has_and_is_not_read(tmp_path):

@@ -37,6 +37,7 @@ from weighlock.combining.plan import CONNECTED, Part
 from weighlock.disk.spool import Spool
 from weighlock.errors import CombineError, WeighlockError
 from weighlock.formats.grouping import written_groups
+from weighlock.formats.safetensors import check_metadata
 from weighlock.formats.save import check_texts
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
@@ -197,8 +198,7 @@ class Combination:
             ]
             catalogs = [contributor.catalog for contributor in contributors]
             given_texts = options.get("metadata")
-            texts = agreed_metadata(catalogs) if given_texts is None else given_texts
-            aliases = agreed_aliases(catalogs, texts)
+            aliases = agreed_aliases(catalogs, given_texts or ())
             tensors = aligned(
                 contributors,
                 options.get("missing", "error"),
@@ -207,6 +207,9 @@ class Combination:
             )
             made = {s.name: part_of(s, contributors) for s in in_file_order(tensors)}
             parts = [part for part in made.values() if part is not None]
+            # Last: what the files of a sharded model say is read from them.
+            texts = agreed_metadata(catalogs) if given_texts is None else given_texts
+            texts = check_metadata(texts)
             check_texts(texts, [part.spec for part in parts])
             aliases = {alias: name for alias, name in aliases.items() if made[name] is not None}
             groups = agreed_groups(catalogs, parts) if self.keeps_groups else {}
@@ -226,8 +229,7 @@ class Combination:
                 target.discard()
                 raise
             unread = unread_of([value for _, value, _ in given], contributors)
-        report = _report(parts, tensors, contributors, excluded, unread)
-        return target, replace(report, tensors=len(parts) + len(aliases))
+        return target, _report(parts, aliases, tensors, contributors, excluded, unread)
 
     def _setting(self, contributors: Sequence[Contributor]) -> Setting:
         return Setting(
@@ -259,6 +261,7 @@ def _directory(out: Out) -> str | None:
 
 def _report(
     parts: Sequence[Part],
+    aliases: Mapping[str, str],
     tensors: Sequence[Shared],
     contributors: Sequence[Contributor],
     excluded: Mapping[str, str],
@@ -266,7 +269,7 @@ def _report(
 ) -> Report:
     total = sum(contributor.weight for contributor in contributors)
     return Report(
-        tensors=len(parts),
+        tensors=len(parts) + len(aliases),
         nbytes=sum(part.spec.nbytes for part in parts),
         read_bytes=sum(part.read_bytes for part in parts),
         weights={c.label: c.weight / total for c in contributors},

@@ -66,14 +66,13 @@ class Report:
 def agreed_aliases(catalogs: Sequence[Catalog], texts: Container[str]) -> dict[str, str]:
     """Names that stand for another tensor in everybody who has one of the two, and its name.
 
-    Made once, it stays one: a model that grew when it was averaged would travel larger from then
-    on.
+    Made once, it stays one: a model that grew when it was averaged would stay so ever after.
 
     Args:
         catalogs: of all contributors.
-        texts: what the metadata of the result says something else of.
+        texts: names under which the metadata of the result says something else.
     """
-    said = {alias: name for catalog in catalogs for alias, name in catalog.aliases.items()}
+    said = {alias: name for c in catalogs for alias, name in c.aliases.items() if alias in c}
     return {
         alias: name
         for alias, name in said.items()
