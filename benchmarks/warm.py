@@ -15,6 +15,7 @@ import os
 import select
 import subprocess
 import sys
+from collections import deque
 
 __all__ = ["Warm"]
 
@@ -25,7 +26,8 @@ _MOST_FREE, _LEAST_FREE = 896 << 20, 640 << 20
 _FRAGMENTS_FREE = 384 << 20
 """How far free memory is taken before some is let go of again. What is left by who takes huge pages
 as long as there are any is odds and ends: the next one to ask for a huge page would wait for the
-kernel to make one of them, which on a machine with memory to spare nobody does."""
+kernel to make one of them, which on a machine with memory to spare nobody does. For the same reason
+what was taken first is let go of first: it was taken while there were huge pages."""
 
 _POLL_S = 0.002
 
@@ -65,7 +67,7 @@ def _keep():
     """Hold when told to, and answer; let go whenever there is little left."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # if memory does not suffice, this is what nobody needs
-    held = []
+    held = deque()
     while True:
         if select.select([sys.stdin], [], [], _POLL_S)[0]:
             if not sys.stdin.readline():
@@ -73,10 +75,10 @@ def _keep():
             while _free() > _FRAGMENTS_FREE + _CHUNK_BYTES:
                 held.append(_touched())
             while held and _free() < _MOST_FREE:
-                held.pop().close()
+                held.popleft().close()
             print("done", flush=True)
         while held and _free() < _LEAST_FREE:
-            held.pop().close()
+            held.popleft().close()
 
 
 def _free():
