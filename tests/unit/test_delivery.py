@@ -18,8 +18,8 @@ NOBODY = Part(SPEC, (), (), None)
 
 @pytest.fixture
 def target(tmp_path):
-    options = {"order": ["w"], "metadata": {}, "durable": False, "limits": Limits()}
-    target = target_for(tmp_path / "out", [NOBODY], **options)
+    options = {"order": ["w"], "metadata": {}, "aliases": {}, "durable": False}
+    target = target_for(tmp_path / "out", [NOBODY], limits=Limits(), **options)
     yield target
     target.discard()
 
