@@ -298,3 +298,15 @@ def test_trouble_of_every_kind_is_2(tmp_path, weighlock_command):
         assert told.returncode == 2
         assert told.stderr.startswith("weighlock: ")
         assert weighlock_command("diff", *words).returncode == 1
+
+
+def test_notes_of_both_are_facts_too(tmp_path, weighlock_command):
+    path = tmp_path / "a.npy"
+    with open(path, "wb") as file:
+        np.save(file, np.arange(3))
+        np.save(file, np.arange(4))
+    other = tmp_path / "b.npy"
+    np.save(other, np.arange(3))
+    facts = json.loads(succeeded(weighlock_command("diff", path, other, "--json", "--specs")))
+    assert "only the first array is read" in facts["notes"]["a"][0]
+    assert facts["notes"]["b"] == []

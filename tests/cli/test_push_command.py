@@ -66,8 +66,11 @@ def test_push_json_and_some_tensors(serving, model, weighlock_command, tmp_path)
 
 def test_push_of_a_checkpoint(serving, weighlock_command, tmp_path):
     torch = pytest.importorskip("torch")
-    torch.save({"w": torch.arange(1000.0)}, tmp_path / "x.pt")
-    succeeded(weighlock_command("push", tmp_path / "x.pt", serving.url_for("site-1")))
+    tensors = {"w": torch.arange(1000.0), "m": torch.empty(2, device="meta")}
+    torch.save(tensors, tmp_path / "x.pt")
+    pushed = weighlock_command("push", tmp_path / "x.pt", serving.url_for("site-1"), "--json")
+    facts = json.loads(succeeded(pushed))
+    assert (facts["tensors"], list(facts["unreadable"]), facts["notes"]) == (1, ["m"], [])
     with weighlock.open(tmp_path / "in" / "site-1.safetensors") as catalog:
         assert catalog["w"].load().tolist() == list(range(1000))
 
