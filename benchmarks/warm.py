@@ -1,10 +1,15 @@
 """Memory that the machine really holds, kept between runs: `python -m benchmarks.warm` keeps it.
 
-A virtual machine may give free pages back to its host after a second or two, and to get one back
-costs several times what using it does: whoever comes first pays for everybody. Touching free memory
+A virtual machine may give free pages back to its host every other second, and to get one back costs
+several times what using it does: whoever comes first pays for everybody. Touching free memory
 before a run helps little where it is given back meanwhile, and giving it back takes time by itself.
 So a process of its own holds all of it, touched, and lets go of a piece whenever little is free:
 what somebody takes was let go of a moment ago.
+
+What is given back to a host is free blocks as large as a huge page; pages that lie between others
+in use stay. So the process holds memory in two kinds: whole blocks, to become the huge pages of
+arrays, of which little is free at a time; and pages, to become those of files on tmpfs, of which it
+keeps one in each block when it lets go of the others.
 
 Knows memory; not who needs it.
 """
@@ -20,14 +25,14 @@ from collections import deque
 __all__ = ["Warm"]
 
 _CHUNK_BYTES = 64 << 20
-_MOST_FREE, _LEAST_FREE = 896 << 20, 640 << 20
-"""Free memory is kept between these. Two threads that fill new arrays take 10 MB a millisecond."""
+_BLOCK_BYTES = 2 << 20
+_BLOCK_ORDER = 9
+"""A huge page, and what `/proc/buddyinfo` calls it: 2 ** 9 pages."""
 
-_FRAGMENTS_FREE = 384 << 20
-"""How far free memory is taken before some is let go of again. What is left by who takes huge pages
-as long as there are any is odds and ends: the next one to ask for a huge page would wait for the
-kernel to make one of them, which on a machine with memory to spare nobody does. For the same reason
-what was taken first is let go of first: it was taken while there were huge pages."""
+_WHOLE_FREE = 192 << 20
+_BROKEN_FREE = 640 << 20
+"""What is free at least, in whole blocks and in parts of some. Two threads that fill new arrays
+take 10 MB a millisecond."""
 
 _POLL_S = 0.002
 
@@ -63,33 +68,81 @@ class Warm:
             raise RuntimeError("the process that held free memory has ended")
 
 
+class _Held:
+    """Chunks of both kinds, and the pages that were kept of what was let go of."""
+
+    def __init__(self):
+        self._whole = deque()
+        self._paged = deque()
+        self._kept = deque()
+
+    def take(self):
+        """Take whole blocks as long as there are more than shall be free, for both kinds alike."""
+        self._kept.clear()
+        while _free()[0] > _WHOLE_FREE + 2 * _CHUNK_BYTES:
+            if len(self._whole) <= len(self._paged):
+                self._whole.append(_touched(mmap.MADV_HUGEPAGE))
+            else:
+                self._paged.append(_touched(mmap.MADV_NOHUGEPAGE))
+
+    def let_go(self):
+        """Make free what is lacking; what was taken first goes first."""
+        while self._whole or self._paged:
+            whole, broken = _free()
+            if whole < _WHOLE_FREE and self._whole:
+                self._whole.popleft().close()
+            elif broken < _BROKEN_FREE and self._paged:
+                self._let_go_between(self._paged.popleft())
+            elif whole + broken < _WHOLE_FREE + _BROKEN_FREE:  # of the kind that lacks none is left
+                (self._whole or self._paged).popleft().close()
+            else:
+                return
+
+    def _let_go_between(self, chunk):
+        for start in range(0, _CHUNK_BYTES, _BLOCK_BYTES):
+            rest = start + mmap.PAGESIZE
+            chunk.madvise(mmap.MADV_DONTNEED, rest, _BLOCK_BYTES - mmap.PAGESIZE)
+        self._kept.append(chunk)
+
+
 def _keep():
     """Hold when told to, and answer; let go whenever there is little left."""
     with contextlib.suppress(OSError), open("/proc/self/oom_score_adj", "w") as score:
         score.write("1000")  # if memory does not suffice, this is what nobody needs
-    held = deque()
+    held = _Held()
     while True:
         if select.select([sys.stdin], [], [], _POLL_S)[0]:
             if not sys.stdin.readline():
                 return
-            while _free() > _FRAGMENTS_FREE + _CHUNK_BYTES:
-                held.append(_touched())
-            while held and _free() < _MOST_FREE:
-                held.popleft().close()
+            held.take()
+            held.let_go()
             print("done", flush=True)
-        while held and _free() < _LEAST_FREE:
-            held.popleft().close()
+        held.let_go()
 
 
 def _free():
-    return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGESIZE")
+    """Bytes free in whole blocks, and in parts of blocks."""
+    whole = broken = 0
+    try:
+        with open("/proc/buddyinfo") as file:
+            zones = file.readlines()
+    except OSError:  # kept from us, as in some containers: as if all of it were whole
+        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE, _BROKEN_FREE
+    for zone in zones:
+        for order, count in enumerate(map(int, zone.split()[4:])):
+            free = count * mmap.PAGESIZE << order
+            if order < _BLOCK_ORDER:
+                broken += free
+            else:
+                whole += free
+    return whole, broken
 
 
-def _touched():
+def _touched(advice):
     # Private, so that huge pages are used: it is huge ones that arrays get.
     chunk = mmap.mmap(-1, _CHUNK_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        chunk.madvise(mmap.MADV_HUGEPAGE)
+    with contextlib.suppress(OSError):  # a kernel without huge pages
+        chunk.madvise(advice)
     try:
         chunk.madvise(_POPULATE_WRITE)
     except OSError:
