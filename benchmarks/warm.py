@@ -8,7 +8,7 @@ what somebody takes was let go of a moment ago.
 
 What is given back to a host is free blocks as large as a huge page; pages that lie between others
 in use stay. So the process holds memory in two kinds: whole blocks, to become the huge pages of
-arrays, of which little is free at a time; and pages, to become those of files on tmpfs, of which it
+arrays, of which few are free at a time; and pages, to become those of files on tmpfs, of which it
 keeps one in each block when it lets go of the others.
 
 Knows memory; not who needs it.
@@ -29,10 +29,10 @@ _BLOCK_BYTES = 2 << 20
 _BLOCK_ORDER = 9
 """A huge page, and what `/proc/buddyinfo` calls it: 2 ** 9 pages."""
 
-_WHOLE_FREE = 192 << 20
+_WHOLE_FREE = 640 << 20
 _BROKEN_FREE = 640 << 20
 """What is free at least, in whole blocks and in parts of some. Two threads that fill new arrays
-take 10 MB a millisecond."""
+take 10 MB a millisecond, and a message of 200 MB is joined before much can be let go of."""
 
 _POLL_S = 0.002
 

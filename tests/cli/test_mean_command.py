@@ -49,6 +49,7 @@ def test_json(models, mean, tmp_path):
         "skipped": {},
         "excluded": {},
         "unreadable": {},
+        "notes": [],
     }
 
 
@@ -73,6 +74,20 @@ def test_tensors_that_are_not_read_are_not_left_out_in_silence(mean, tmp_path):
     assert "tensor 'when' is left out: " in result.stderr
     facts = json.loads(succeeded(mean(*paths, "--skip-missing", "--force", "--json")))
     assert (facts["tensors"], list(facts["unreadable"]), facts["skipped"]) == (1, ["when"], {})
+
+
+def test_notes_on_files_are_told_with_their_paths(mean, tmp_path):
+    paths = [tmp_path / f"{number}.npy" for number in range(2)]
+    for path in paths:
+        np.save(path, np.ones(3, F32))
+    with open(paths[1], "ab") as file:
+        np.save(file, np.ones(3, F32))
+    result = mean(*paths)
+    assert "the mean of 2" in succeeded(result)
+    told = f"contributor 2 of 2 ({paths[1]}): 140 bytes follow: only the first array is read"
+    assert result.stderr == f"note: {told}\n"
+    facts = json.loads(succeeded(mean(*paths, "--force", "--json")))
+    assert facts["notes"] == [told]
 
 
 def test_it_replaces_nothing_unless_told(models, mean, tmp_path):

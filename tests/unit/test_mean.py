@@ -400,6 +400,24 @@ class TestTied:
             weighlock.mean(tied_paths, metadata={"note": []})
 
 
+def test_notes_on_files_become_notes_on_the_mean(tmp_path):
+    paths = [tmp_path / f"{number}.npy" for number in range(12)]
+    for number, path in enumerate(paths):
+        with open(path, "wb") as file:
+            np.save(file, np.ones(2))
+            if number:
+                np.save(file, np.ones(2))
+    reports = []
+    given = {path.stem: path for path in paths}
+    found = weighlock.mean(given, report=reports.append)
+    assert list(reports[0].of_files) == [str(number) for number in range(1, 12)]
+    assert found.notes[0].startswith("1: 144 bytes follow")
+    assert (len(found.notes), found.notes[-1][:12]) == (9, "3 more notes")
+    with weighlock.open(paths[1]) as catalog:  # who gives a catalog has seen its notes
+        assert catalog.notes
+        assert not weighlock.mean([catalog, catalog]).notes
+
+
 def test_what_a_file_has_and_is_not_read(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, w=np.ones(2), when=np.array(["now"]), n=np.ones(1))

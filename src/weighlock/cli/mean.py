@@ -139,6 +139,7 @@ def command(
                     },
                     "excluded": {paths[who]: why for who, why in report.excluded.items()},
                     "unreadable": dict(report.unread),
+                    "notes": list(catalog.notes),
                 }
             )
             return

@@ -21,7 +21,6 @@ from weighlock.combining.contributors import (
     aligned,
     in_file_order,
     is_loss,
-    unread_of,
 )
 from weighlock.combining.engine import Setting, combine_blocks
 from weighlock.combining.integers import IntegerPolicy
@@ -31,7 +30,9 @@ from weighlock.combining.outcome import (
     Target,
     agreed_aliases,
     agreed_groups,
+    notes_on,
     target_for,
+    unread_of,
 )
 from weighlock.combining.plan import CONNECTED, Part
 from weighlock.disk.spool import Spool
@@ -228,8 +229,13 @@ class Combination:
             except BaseException:
                 target.discard()
                 raise
-            unread = unread_of([value for _, value, _ in given], contributors)
-        return target, _report(parts, aliases, tensors, contributors, excluded, unread)
+            values = [value for _, value, _ in given]
+            report = replace(
+                _report(parts, aliases, tensors, contributors, excluded),
+                unread=unread_of(values, contributors),
+                of_files=notes_on(values, contributors),
+            )
+        return target, report
 
     def _setting(self, contributors: Sequence[Contributor]) -> Setting:
         return Setting(
@@ -265,7 +271,6 @@ def _report(
     tensors: Sequence[Shared],
     contributors: Sequence[Contributor],
     excluded: Mapping[str, str],
-    unread: Mapping[str, str],
 ) -> Report:
     total = sum(contributor.weight for contributor in contributors)
     return Report(
@@ -279,7 +284,6 @@ def _report(
             if shared.lacking
         },
         excluded=dict(excluded),
-        unread=unread,
     )
 
 

@@ -48,7 +48,6 @@ __all__ = [
     "is_loss",
     "labelled",
     "named",
-    "unread_of",
     "weighed",
 ]
 
@@ -130,20 +129,6 @@ def _check_is_read(catalog: Catalog, label: str) -> None:
             contributor=label,
             tensor=name,
         )
-
-
-def unread_of(given: Iterable[Combinable], contributors: Sequence[Contributor]) -> dict[str, str]:
-    """Tensors that nobody has but as what is not read, and why.
-
-    Of catalogs and state dicts nothing is told: who gives one has seen what it holds.
-    """
-    found = {
-        name: why
-        for value, contributor in zip(given, contributors, strict=True)
-        if not isinstance(value, Mapping)
-        for name, why in contributor.catalog.unreadable.items()
-    }
-    return {n: why for n, why in found.items() if not any(n in c.catalog for c in contributors)}
 
 
 def _source_of(catalog: Catalog) -> object:

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Protocol, TypeAlias
 
 import numpy as np
 
+from weighlock.combining.contributors import Combinable, Contributor
 from weighlock.combining.plan import Part
 from weighlock.disk.spool import Spool
 from weighlock.formats.detect import open_catalog
@@ -25,10 +26,22 @@ from weighlock.tensors.stored import StoredRef
 if TYPE_CHECKING:
     import os
 
-__all__ = ["Out", "Report", "Target", "agreed_aliases", "agreed_groups", "target_for"]
+__all__ = [
+    "Out",
+    "Report",
+    "Target",
+    "agreed_aliases",
+    "agreed_groups",
+    "notes_on",
+    "target_for",
+    "unread_of",
+]
 
 Out: TypeAlias = "str | os.PathLike[str] | Spool | None"
 """A file, a temporary one, or memory."""
+
+_MOST_TOLD = 8
+"""Notes on files of contributors that become notes on the result."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +61,8 @@ class Report:
     """Who was lost and left out entirely, and why."""
     unread: Mapping[str, str] = field(default_factory=dict)
     """Tensors that are in no result, as they are of a kind that is not read, and why."""
+    of_files: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What readers of a contributor's file should know, by contributor."""
 
     def notes(self) -> list[str]:
         """What a reader of the result should know, as sentences."""
@@ -60,6 +75,10 @@ class Report:
             notes.append(f"tensor {name!r} is left out: {why}")
         if len(self.unread) > 3:
             notes.append(f"{len(self.unread) - 3} more tensors are left out")
+        told = [f"{who}: {note}" for who, several in self.of_files.items() for note in several]
+        notes += told[:_MOST_TOLD]
+        if len(told) > _MOST_TOLD:
+            notes.append(f"{len(told) - _MOST_TOLD} more notes on files: see report.of_files")
         return notes
 
 
@@ -102,6 +121,31 @@ def agreed_groups(catalogs: Iterable[Catalog], parts: Iterable[Part]) -> dict[st
         name: group
         for name, group in found.items()
         if name not in differing and made.keys() >= set(group.parts.values())
+    }
+
+
+def unread_of(given: Iterable[Combinable], contributors: Sequence[Contributor]) -> dict[str, str]:
+    """Tensors that nobody has but as what is not read, and why.
+
+    Of catalogs and state dicts nothing is told: who gives one has seen what it holds.
+    """
+    found = {
+        name: why
+        for value, contributor in zip(given, contributors, strict=True)
+        if not isinstance(value, Mapping)
+        for name, why in contributor.catalog.unreadable.items()
+    }
+    return {n: why for n, why in found.items() if not any(n in c.catalog for c in contributors)}
+
+
+def notes_on(
+    given: Iterable[Combinable], contributors: Sequence[Contributor]
+) -> dict[str, tuple[str, ...]]:
+    """What readers of the files that were opened for this should know, by contributor."""
+    return {
+        contributor.label: tuple(contributor.catalog.notes)
+        for value, contributor in zip(given, contributors, strict=True)
+        if not isinstance(value, Mapping) and contributor.catalog.notes
     }
 
 
