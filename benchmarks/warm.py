@@ -77,9 +77,12 @@ class _Held:
         self._kept = deque()
 
     def take(self):
-        """Take whole blocks as long as there are more than shall be free, for both kinds alike."""
+        """Take whole blocks, for both kinds alike, almost to the last.
+
+        The host may have those that were free, also those that shall be free next.
+        """
         self._kept.clear()
-        while _free()[0] > _WHOLE_FREE + 2 * _CHUNK_BYTES:
+        while _free()[0] > 2 * _CHUNK_BYTES:
             if len(self._whole) <= len(self._paged):
                 self._whole.append(_touched(mmap.MADV_HUGEPAGE))
             else:
