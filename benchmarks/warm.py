@@ -26,8 +26,8 @@ __all__ = ["Warm"]
 
 _CHUNK_BYTES = 64 << 20
 _BLOCK_BYTES = 2 << 20
-_BLOCK_ORDER = 9
-"""A huge page, and what `/proc/buddyinfo` calls it: 2 ** 9 pages."""
+_BLOCK_ORDER = (_BLOCK_BYTES // mmap.PAGESIZE).bit_length() - 1
+"""A huge page, and the column of `/proc/buddyinfo` that counts such: of so many twos, pages."""
 
 _WHOLE_FREE = 640 << 20
 _BROKEN_FREE = 640 << 20
@@ -74,7 +74,7 @@ class _Held:
     def __init__(self):
         self._whole = deque()
         self._paged = deque()
-        self._kept = deque()
+        self._kept = []
 
     def take(self):
         """Take whole blocks, for both kinds alike, almost to the last.

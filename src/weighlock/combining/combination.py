@@ -230,11 +230,7 @@ class Combination:
                 target.discard()
                 raise
             values = [value for _, value, _ in given]
-            report = replace(
-                _report(parts, aliases, tensors, contributors, excluded),
-                unread=unread_of(values, contributors),
-                of_files=notes_on(values, contributors),
-            )
+            report = _report(parts, aliases, tensors, contributors, values, excluded)
         return target, report
 
     def _setting(self, contributors: Sequence[Contributor]) -> Setting:
@@ -270,6 +266,7 @@ def _report(
     aliases: Mapping[str, str],
     tensors: Sequence[Shared],
     contributors: Sequence[Contributor],
+    values: Sequence[Combinable],
     excluded: Mapping[str, str],
 ) -> Report:
     total = sum(contributor.weight for contributor in contributors)
@@ -284,6 +281,8 @@ def _report(
             if shared.lacking
         },
         excluded=dict(excluded),
+        unread=unread_of(values, contributors),
+        of_files=notes_on(values, contributors),
     )
 
 
