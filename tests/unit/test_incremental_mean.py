@@ -1,5 +1,6 @@
 """The mean that grows: what is in, what is not, and that it is on disk."""
 
+import json
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -9,6 +10,7 @@ import pytest
 
 import weighlock
 from unit.combining_samples import BF16, mixed_models, ulps_off, weighted
+from weighlock.combining.ledger import Ledger
 from weighlock.errors import (
     CombineError,
     DiskError,
@@ -243,6 +245,62 @@ def test_a_spool_may_hold_it(tmp_path, no_leaks):
         assert found["w"].load().tolist() == [1, 1, 1]
         found.close()
     assert os.listdir(tmp_path) == []
+
+
+def test_what_is_to_be_known_of_files_is_told_in_the_end(tmp_path):
+    noted = tmp_path / "a.npy"
+    with open(noted, "wb") as file:
+        np.save(file, np.ones(2))
+        np.save(file, np.ones(2))
+    unread = tmp_path / "b.npz"
+    np.savez(unread, data=np.ones(2), when=np.array(["now"]))
+    with weighlock.open(noted) as catalog:
+        first = next(iter(catalog))
+        assert catalog.notes
+        weighlock.Mean(tmp_path / "acc", missing="skip").add(noted, name="a")
+        weighlock.Mean(tmp_path / "acc", missing="skip").add(unread, name="b")
+        weighlock.Mean(tmp_path / "acc", missing="skip").add(catalog, name="seen")
+        reports = []
+        with weighlock.Mean(tmp_path / "acc") as mean:
+            found = mean.finish(report=reports.append)
+        assert reports[0].of_files["a"] == catalog.notes
+    assert "seen" not in reports[0].of_files
+    assert list(reports[0].unread) == ["when"]
+    assert first in found
+    assert any(note.startswith("tensor 'when' is left out: ") for note in found.notes)
+    assert any(note.startswith("a: ") and "follow" in note for note in found.notes)
+
+
+def test_what_one_cannot_read_and_another_has_is_not_left_out(tmp_path):
+    path = tmp_path / "a.npz"
+    np.savez(path, w=np.ones(2), when=np.array(["now"]))
+    reports = []
+    with weighlock.Mean(tmp_path / "acc", missing="skip") as mean:
+        mean.add(path, name="a")
+        mean.add({"w": np.ones(2), "when": np.ones(1)}, name="b")
+        found = mean.finish(report=reports.append)
+    assert sorted(found) == ["w", "when"]
+    assert (reports[0].unread, reports[0].skipped) == ({}, {"when": ("a",)})
+
+
+def test_an_accumulator_from_before_notes_were_kept(tmp_path):
+    with weighlock.Mean(tmp_path) as mean:
+        mean.add({"w": np.ones(3, F32)}, name="a")
+    path = tmp_path / "accumulator.safetensors"
+    with weighlock.open(path) as catalog:
+        ledger = json.loads(catalog.metadata["weighlock.mean"])
+        assert (ledger.pop("notes"), ledger.pop("unread")) == ({}, {})
+        arrays = {name: ref.load() for name, ref in catalog.items()}
+    weighlock.save(path, arrays, metadata={"weighlock.mean": json.dumps(ledger)})
+    with weighlock.Mean(tmp_path) as mean:
+        assert mean.weights == {"a": 1.0}
+        assert mean.finish()["w"].load().tolist() == [1, 1, 1]
+
+
+def test_of_many_notes_on_a_file_the_first_are_kept():
+    ledger = Ledger().counting("a", 1.0, {}, {}, notes=[f"note {n}" for n in range(20)])
+    assert ledger.notes["a"] == (*(f"note {n}" for n in range(7)), "13 more notes")
+    assert Ledger.of(ledger.text(), "a file") == ledger
 
 
 def test_nothing_added_and_closed(tmp_path):

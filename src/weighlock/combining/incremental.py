@@ -149,14 +149,17 @@ class Mean(Lifetime):
             raise CombineError(f"{label}: has the weight 0", contributor=label)
         opening = opening_for(self._options)
         with ExitStack() as closing:
-            landed = self._landed(opening.open(catalog, label, closing), label, closing)
+            opened = opening.open(catalog, label, closing)
+            landed = self._landed(opened, label, closing)
             with self._lock, self._place.alone(self._options.get("abort")):
                 self._check_open()
                 before = self._read(closing)
                 if not name:
                     label = self._free_name()
                 self._finished = None
-                self._count(label, landed, float(weight), before)
+                # Who gives a catalog has seen what is to be known of it.
+                seen = None if isinstance(catalog, Mapping) else opened
+                self._count(Contributor(label, landed, float(weight)), seen, before)
 
     def finish(self, out: Out = None, **options: Unpack[Options]) -> Catalog:
         """The mean of all that was added; the accumulator stays until `close`.
@@ -194,7 +197,13 @@ class Mean(Lifetime):
             asked["report"] = reports.append
             result = Combination(out, asked).of(given, part_of)
             self._finished = mark
-        report = replace(reports[0], weights=ledger.shares(), skipped=ledger.lacking)
+        report = replace(
+            reports[0],
+            weights=ledger.shares(),
+            skipped=ledger.lacking,
+            unread=ledger.left_out(),
+            of_files=ledger.notes,
+        )
         if tell is not None:
             tell(report)
         for note in report.notes():
@@ -270,14 +279,29 @@ class Mean(Lifetime):
         self._ledger = Ledger.of(found.metadata.get(LEDGER_KEY), self._place.label)
         return self._ledger.with_complex(found)
 
-    def _count(self, label: str, landed: Catalog, weight: float, before: Catalog | None) -> None:
+    def _count(self, added: Contributor, file: Catalog | None, before: Catalog | None) -> None:
+        """Put the next accumulator in the place of the one before.
+
+        Args:
+            added: who is added, with everything on this machine.
+            file: what was opened for it, if this did.
+            before: the accumulator, if anybody was added.
+        """
+        label, landed, weight = added.label, added.catalog, added.weight
         given: Given = [(label, landed, weight)]
         if before is not None:
             given.insert(0, (_ACCUMULATOR, before, 1.0))
         dtypes = {name: ref.dtype for name, ref in landed.items()}
         self._check_dtypes(label, dtypes)
         ledger = self._ledger
-        after = ledger.counting(label, weight, dtypes, agreed_metadata([landed]))
+        after = ledger.counting(
+            label,
+            weight,
+            dtypes,
+            agreed_metadata([landed]),
+            notes=() if file is None else file.notes,
+            unread={} if file is None else file.unreadable,
+        )
 
         def part_of(shared: Shared, contributors: Sequence[Contributor]) -> Part:
             # Who is added comes last; before it, if anybody was added before, the mean so far.

@@ -6,8 +6,9 @@ same rename.
 
 import json
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 
 from weighlock.errors import CombineError, HeaderError
 from weighlock.tensors.beside import Beside
@@ -21,6 +22,9 @@ __all__ = ["LEDGER_KEY", "Ledger"]
 
 LEDGER_KEY = "weighlock.mean"
 _VERSION = 1
+
+_MOST_NOTES = 8
+"""Notes on one contribution that are kept: a file may have many, and all are written each time."""
 
 _OF_PAIRS = {DType.F32: DType.C64, DType.F64: DType.C128}
 
@@ -38,6 +42,10 @@ class Ledger:
     """Tensors that not everybody had, and who did not."""
     metadata: Mapping[str, str] = field(default_factory=dict)
     """What all contributions say about themselves."""
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    """What readers of a contribution's file should know, by contribution."""
+    unread: Mapping[str, str] = field(default_factory=dict)
+    """Tensors of contributions that are of a kind that is not read, and why."""
     total: float = field(init=False, compare=False, default=0.0)
     """All weights together: asked for once for each tensor, and there are many."""
 
@@ -55,10 +63,29 @@ class Ledger:
         """The weights, as parts of the whole."""
         return {name: weight / self.total for name, weight in self.weights.items()}
 
+    def left_out(self) -> dict[str, str]:
+        """Tensors that are in no mean, as nobody has them but as what is not read, and why."""
+        return {name: why for name, why in self.unread.items() if name not in self.dtypes}
+
     def counting(
-        self, name: str, weight: float, dtypes: Mapping[str, DType], metadata: Mapping[str, str]
+        self,
+        name: str,
+        weight: float,
+        dtypes: Mapping[str, DType],
+        metadata: Mapping[str, str],
+        *,
+        notes: Sequence[str] = (),
+        unread: Mapping[str, str] = MappingProxyType({}),
     ) -> "Ledger":
         """The ledger with one more contribution.
+
+        Args:
+            name: whose it is.
+            weight: what it weighs.
+            dtypes: of its tensors.
+            metadata: what it says about itself.
+            notes: what readers of its file should know.
+            unread: tensors of its file that are not read, and why.
 
         Raises:
             CombineError: it was counted already, or weighs too much together with the others.
@@ -86,6 +113,8 @@ class Ledger:
             dtypes={**dtypes, **self.dtypes},
             lacking={tensor: tuple(who) for tensor, who in lacking.items()},
             metadata=agreed,
+            notes={**self.notes, name: _first(notes)} if notes else self.notes,
+            unread={**unread, **self.unread},
         )
 
     def with_complex(self, accumulator: Catalog) -> Catalog:
@@ -115,6 +144,8 @@ class Ledger:
                 "dtypes": self.dtypes,
                 "lacking": self.lacking,
                 "metadata": self.metadata,
+                "notes": self.notes,
+                "unread": self.unread,
             }
         )
 
@@ -134,11 +165,21 @@ class Ledger:
                 {str(name): DType(dtype) for name, dtype in found["dtypes"].items()},
                 {str(name): tuple(map(str, who)) for name, who in found["lacking"].items()},
                 {str(key): str(value) for key, value in found["metadata"].items()},
+                # Ledgers did not always have these.
+                {str(name): tuple(map(str, n)) for name, n in found.get("notes", {}).items()},
+                {str(name): str(why) for name, why in found.get("unread", {}).items()},
             )
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise HeaderError(
                 f"is not the accumulator of a mean: {error!r}", source=source
             ) from error
+
+
+def _first(notes: Sequence[str]) -> tuple[str, ...]:
+    """The first few notes, and how many more there are."""
+    if len(notes) <= _MOST_NOTES:
+        return tuple(notes)
+    return (*notes[: _MOST_NOTES - 1], f"{len(notes) - _MOST_NOTES + 1} more notes")
 
 
 def _as_complex(ref: TensorRef) -> TensorRef:
