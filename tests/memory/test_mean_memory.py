@@ -2,8 +2,11 @@
 
 import shutil
 
+import numpy as np
 import pytest
 from measuring import MB, added_by, in_memory, needs_room, sparse
+
+import weighlock
 
 pytestmark = pytest.mark.memory
 
@@ -87,6 +90,39 @@ with weighlock.open(url) as catalog:
 owner.terminate()
 owner.wait()
 owner.stdout.close()
+"""
+    assert max(added_by(script, directory)) <= 128 * MB
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        "weighlock.difference(urls[1], urls[0], out)",
+        "weighlock.mean(urls, out=out, integers='round')",
+    ],
+)
+def test_integers_from_the_wire(directory, call):
+    """They are counted in eight bytes each, whatever they lie in."""
+    paths = [f"{directory}/{number}" for number in range(2)]
+    for number, path in enumerate(paths):
+        weighlock.save(path, {"weight": np.full(40 * MB, number, np.uint8)}, durable=False)
+    script = f"""{PRELUDE}
+import subprocess
+owner = subprocess.Popen(
+    [sys.executable, "-m", "weighlock", "serve", *{paths!r}, "--port", "0", "--json"]
+    + ["--secret", f"{{directory}}/key"], stdout=subprocess.PIPE, text=True)
+urls = [share["url"] for share in json.loads(owner.stdout.readline())["shares"]]
+out = f"{{directory}}/out"
+try:
+    for url in urls:
+        with weighlock.open(url) as catalog:
+            catalog["weight"][:1]
+    with measured():
+        {call}
+finally:
+    owner.terminate()
+    owner.wait()
+    owner.stdout.close()
 """
     assert max(added_by(script, directory)) <= 128 * MB
 

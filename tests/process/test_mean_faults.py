@@ -16,7 +16,7 @@ from process.chaos import Rules
 from process.chaos_fixtures import chaos, server  # noqa: F401
 from process.chaos_peers import owner
 from threads import no_more_threads
-from waiting import until
+from waiting import settled, until
 from weighlock.errors import CombineError, PeerLost, TransferError
 
 PATIENT = weighlock.Limits(patience_s=0.2, idle_s=2, connect_s=2)
@@ -102,6 +102,61 @@ def test_who_is_lost_midway_can_be_left_out_entirely(urls, chaos, tmp_path):  # 
     assert list(reports[0].excluded) == ["b"]
     assert reports[0].weights == {"a": 0.6, "c": 0.4}
     assert os.listdir(tmp_path) == ["out"]
+
+
+@pytest.mark.parametrize("lost", [0, 1, 2])
+def test_owners_that_wait_for_their_receiver_stay_in_while_another_is_left_out(server, lost):  # noqa: F811
+    """They are not told of a failure that is not theirs, nor asked anew."""
+    shares = [server.share({"w": np.full(3, float(n))}, receivers=("agg",)) for n in range(3)]
+    urls = [share.url_for("agg") for share in shares]
+    shares[lost].revoke()
+    rest = [n for n in range(3) if n != lost]
+    found = weighlock.mean(urls, on_lost="exclude", limits=PATIENT)
+    assert found["w"].load().tolist() == [sum(rest) / 2] * 3
+    for n in rest:
+        assert shares[n].wait(timeout_s=10).landed == ("agg",)
+
+
+def test_who_is_lost_midway_is_told_and_nobody_else(server, chaos):  # noqa: F811
+    shares = [server.share(model, receivers=("agg",)) for model in MODELS]
+    urls = [share.url_for("agg") for share in shares]
+    proxy = chaos.proxy(urls[1], down=dying)
+    given = {"a": urls[0], "b": proxy.of(urls[1]), "c": urls[2]}
+    same(
+        weighlock.mean(given, on_lost="exclude", limits=PATIENT),
+        weighlock.mean([MODELS[0], MODELS[2]]),
+    )
+    for n in (0, 2):
+        assert shares[n].wait(timeout_s=10).landed == ("agg",)
+    assert shares[1].outcome.landed == ()
+
+
+INTERRUPTED = """
+import sys
+import weighlock
+
+print("begins", flush=True)
+weighlock.mean(sys.argv[2:], out=sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("silent", [0, 1])
+def test_ctrl_c_is_not_kept_by_a_server_that_says_nothing(urls, chaos, tmp_path, silent):  # noqa: F811
+    proxy = chaos.proxy(urls[silent], down=Rules(hang=3_000_000))
+    given = [proxy.of(url) if n == silent else url for n, url in enumerate(urls)]
+    child = subprocess.Popen(
+        [sys.executable, "-c", INTERRUPTED, str(tmp_path / "out"), *given],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    with child:
+        until(settled(lambda: proxy.down_bytes // 3_000_000))
+        child.send_signal(signal.SIGINT)
+        _, complaint = child.communicate(timeout=10)  # a third of what it would wait for a server
+    assert child.returncode == -signal.SIGINT
+    assert "KeyboardInterrupt" in complaint
+    assert os.listdir(tmp_path) == []
 
 
 def test_a_contribution_that_dies_on_its_way_is_not_counted(urls, chaos, tmp_path):  # noqa: F811

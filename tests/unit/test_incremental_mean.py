@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import threading
 from concurrent.futures import ThreadPoolExecutor
 
@@ -301,6 +302,75 @@ def test_of_many_notes_on_a_file_the_first_are_kept():
     ledger = Ledger().counting("a", 1.0, {}, {}, notes=[f"note {n}" for n in range(20)])
     assert ledger.notes["a"] == (*(f"note {n}" for n in range(7)), "13 more notes")
     assert Ledger.of(ledger.text(), "a file") == ledger
+
+
+def test_integers_that_are_rounded_are_not_taken_for_what_they_were(tmp_path):
+    weighlock.Mean(tmp_path, integers="round").add({"n": np.array([4])}, name="a")
+    for policy in ("equal", "first", "max"):
+        with pytest.raises(CombineError, match=r'b: tensor .n. .*begun with integers="round"'):
+            weighlock.Mean(tmp_path, integers=policy).add({"n": np.array([9])}, name="b")
+    with weighlock.Mean(tmp_path, integers="round") as mean:
+        mean.add({"n": np.array([9])}, name="b")
+        mean.add({"n": np.array([8])}, name="c")
+        assert mean.finish()["n"].load().tolist() == [7]
+
+
+def test_integers_that_were_equal_may_be_rounded_later(tmp_path):
+    for value, policy in ((4, "equal"), (4, "equal"), (9, "round")):
+        weighlock.Mean(tmp_path, integers=policy).add({"n": np.array([value])})
+    assert weighlock.Mean(tmp_path).finish()["n"].load().tolist() == [6]
+
+
+def test_float32_is_not_for_numbers_of_64_bits(tmp_path):
+    model = {"t": np.array([1_700_000_001.0, 1e300])}
+    with weighlock.Mean(tmp_path, "f32") as mean:
+        mean.add(model)
+        mean.add(model)
+        assert mean.finish()["t"].load().tolist() == model["t"].tolist()
+
+
+def test_what_is_refused_after_a_mean_was_made_keeps_nothing(tmp_path):
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        mean.add({"w": np.ones(3)})
+        mean.finish()
+        with pytest.raises(CombineError, match="NaN"):
+            mean.add({"w": np.array([1, np.nan, 1])})
+    assert os.listdir(tmp_path) == []
+
+
+def test_a_number_is_a_name_and_so_is_0(tmp_path):
+    with weighlock.Mean(tmp_path, durable=False) as mean:
+        mean.add({"w": np.ones(3)}, name=0)
+        assert list(mean.weights) == ["0"]
+        with pytest.raises(CombineError, match="0: was counted already"):
+            mean.add({"w": np.ones(3)}, name=0)
+
+
+def test_closing_waits_for_whoever_adds_in_the_same_directory(tmp_path):
+    """What it puts in place would bring back all that is to be gone."""
+    weighlock.Mean(tmp_path, durable=False).add({"w": np.ones(3)}, name="a")
+    other = weighlock.Mean(tmp_path, durable=False)
+    closing = []
+
+    def close(*_):
+        if not closing:
+            closing.append(threading.Thread(target=other.close))
+            closing[0].start()
+            closing[0].join(0.2)
+            assert closing[0].is_alive()
+
+    weighlock.Mean(tmp_path, durable=False, progress=close).add({"w": np.ones(3)}, name="b")
+    closing[0].join(10)
+    assert os.listdir(tmp_path) == []
+
+
+def test_closing_where_the_directory_is_gone(tmp_path):
+    mean = weighlock.Mean(tmp_path / "acc", durable=False)
+    mean.add({"w": np.ones(3)})
+    shutil.rmtree(tmp_path / "acc")
+    mean.close()
+    mean.close()
+    assert os.listdir(tmp_path) == []
 
 
 def test_nothing_added_and_closed(tmp_path):

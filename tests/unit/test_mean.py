@@ -418,6 +418,46 @@ def test_notes_on_files_become_notes_on_the_mean(tmp_path):
         assert not weighlock.mean([catalog, catalog]).notes
 
 
+def test_float32_is_not_for_numbers_of_64_bits():
+    models = [{"t": np.array([1_700_000_001.0, 1e300]), "w": np.ones(2, np.float32)}] * 2
+    found = weighlock.mean(models, accumulate="f32")
+    assert found["t"].load().tolist() == [1_700_000_001.0, 1e300]
+    complex_ones = [{"c": np.array([1_700_000_001 + 1e300j])}] * 2
+    assert weighlock.mean(complex_ones, accumulate="f32")["c"].load()[0] == 1_700_000_001 + 1e300j
+
+
+def test_trimmed_means_of_equal_models_are_the_model():
+    numbers = np.random.default_rng(0).standard_normal(1000) * 10.0 ** np.arange(-300, 200, 0.5)
+    numbers[:3] = 0.1, -0.1, 5e-324
+    for count in (3, 5, 7, 10):
+        found = weighlock.trimmed_mean([{"w": numbers}] * count, 0)
+        assert found["w"].load().tobytes() == numbers.tobytes()
+
+
+def test_texts_that_shards_agree_on_stay_in_order(tmp_path):
+    texts = {f"key {number}": "text" for number in range(20)}
+    arrays = {name: np.ones(4) for name in "abc"}
+    weighlock.save(tmp_path / "m", arrays, metadata=texts, max_shard_bytes=32)
+    found = weighlock.mean([tmp_path / "m"] * 2)
+    assert [key for key in found.metadata if key in texts] == list(texts)
+
+
+@pytest.mark.parametrize("policy", ["round", "difference"])
+def test_integers_are_worked_on_in_steps(policy):
+    rng = np.random.default_rng(0)
+    models = [{"n": rng.integers(-100, 100, 100_003, np.int8).astype(np.int16)} for _ in range(3)]
+    if policy == "round":
+        found = weighlock.mean(models, integers="round")["n"].load()
+        assert (found == np.rint(sum(m["n"].astype(float) for m in models) / 3)).all()
+    else:
+        found = weighlock.difference(*models[:2])["n"].load()
+        assert (found == models[0]["n"] - models[1]["n"]).all()
+        large = {"n": np.full(100_003, -(2**15), np.int16)}
+        large["n"][:-2] = 0
+        with pytest.raises(CombineError, match=r"element 100,001 of 100,003"):
+            weighlock.difference(large, {"n": np.ones(100_003, np.int16)})
+
+
 def test_what_a_file_has_and_is_not_read(tmp_path):
     path = tmp_path / "a.npz"
     np.savez(path, w=np.ones(2), when=np.array(["now"]), n=np.ones(1))

@@ -7,7 +7,8 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Literal, TypeAlias, TypedDict, get_args
+from types import TracebackType
+from typing import Literal, Self, TypeAlias, TypedDict, get_args
 
 from weighlock.abort import Abort
 from weighlock.combining.contributors import (
@@ -168,90 +169,131 @@ class Combination:
 
     def _made(self, given: Given, part_of: PartOf) -> tuple[Target, Report]:
         excluded: dict[str, str] = {}
-        while True:
-            try:
-                return self._once(given, part_of, excluded)
-            except Lost as lost:
-                if self.options.get("on_lost", "error") == "error":
-                    raise lost.error from lost.error.__cause__
-                label = given[lost.owner][0]
-                excluded[label] = str(lost.error).removeprefix(f"{label}: ")
-                given = [entry for entry in given if entry[0] != label]
-                if not any(weight for *_, weight in given):
-                    who = "every contributor that has a weight" if given else "every contributor"
-                    raise CombineError(
-                        f"{who} was lost; the last one: {lost.error}", contributor=label
-                    ) from lost.error
+        with _Opened(self.options, len(given)) as opened:
+            while True:
+                try:
+                    return self._once(given, part_of, opened, excluded)
+                except Lost as lost:
+                    if self.options.get("on_lost", "error") == "error":
+                        raise lost.error from lost.error.__cause__
+                    label = given[lost.owner][0]
+                    opened.close(label, lost.error)
+                    excluded[label] = str(lost.error).removeprefix(f"{label}: ")
+                    given = [entry for entry in given if entry[0] != label]
+                    if not any(weight for *_, weight in given):
+                        who = "every contributor" + (" that has a weight" if given else "")
+                        raise CombineError(
+                            f"{who} was lost; the last one: {lost.error}", contributor=label
+                        ) from lost.error
 
     def _once(
-        self, given: Given, part_of: PartOf, excluded: Mapping[str, str]
+        self, given: Given, part_of: PartOf, opened: "_Opened", excluded: Mapping[str, str]
     ) -> tuple[Target, Report]:
         options = self.options
-        opening = replace(
-            opening_for(options),
-            rests=len(given) > CONNECTED,
-            limits=_shared_out(options.get("limits") or Limits(), len(given)),
+        contributors = [
+            Contributor(label, opened.catalog(number, value, label), weight)
+            for number, (label, value, weight) in enumerate(given)
+        ]
+        catalogs = [contributor.catalog for contributor in contributors]
+        given_texts = options.get("metadata")
+        aliases = agreed_aliases(catalogs, given_texts or ())
+        tensors = aligned(
+            contributors,
+            options.get("missing", "error"),
+            same_dtype=self.same_dtype,
+            besides=aliases,
         )
-        with ExitStack() as closing:
-            contributors = [
-                Contributor(label, _opened(opening, number, value, label, closing), weight)
-                for number, (label, value, weight) in enumerate(given)
-            ]
-            catalogs = [contributor.catalog for contributor in contributors]
-            given_texts = options.get("metadata")
-            aliases = agreed_aliases(catalogs, given_texts or ())
-            tensors = aligned(
-                contributors,
-                options.get("missing", "error"),
-                same_dtype=self.same_dtype,
-                besides=aliases,
-            )
-            made = {s.name: part_of(s, contributors) for s in in_file_order(tensors)}
-            parts = [part for part in made.values() if part is not None]
-            # Last: what the files of a sharded model say is read from them.
-            texts = agreed_metadata(catalogs) if given_texts is None else given_texts
-            texts = check_metadata(texts)
-            check_texts(texts, [part.spec for part in parts])
-            aliases = {alias: name for alias, name in aliases.items() if made[name] is not None}
-            groups = agreed_groups(catalogs, parts) if self.keeps_groups else {}
-            target = target_for(
-                self.out,
-                parts,
-                order=[shared.name for shared in tensors if made[shared.name] is not None],
-                metadata={**written_groups(groups), **texts},
-                aliases=aliases,
-                durable=options.get("durable", True),
-                limits=options.get("limits") or Limits(),
-            )
-            try:
-                combine_blocks(parts, target, self._setting(contributors))
-                target.finish()
-            except BaseException:
-                target.discard()
-                raise
-            values = [value for _, value, _ in given]
-            report = _report(parts, aliases, tensors, contributors, values, excluded)
-        return target, report
+        made = {s.name: part_of(s, contributors) for s in in_file_order(tensors)}
+        parts = [part for part in made.values() if part is not None]
+        # Last: what the files of a sharded model say is read from them.
+        texts = agreed_metadata(catalogs) if given_texts is None else given_texts
+        texts = check_metadata(texts)
+        check_texts(texts, [part.spec for part in parts])
+        aliases = {alias: name for alias, name in aliases.items() if made[name] is not None}
+        groups = agreed_groups(catalogs, parts) if self.keeps_groups else {}
+        target = target_for(
+            self.out,
+            parts,
+            order=[shared.name for shared in tensors if made[shared.name] is not None],
+            metadata={**written_groups(groups), **texts},
+            aliases=aliases,
+            durable=options.get("durable", True),
+            limits=options.get("limits") or Limits(),
+        )
+        try:
+            combine_blocks(parts, target, self._setting(contributors, opened.abort))
+            target.finish()
+        except BaseException:
+            target.discard()
+            raise
+        values = [value for _, value, _ in given]
+        return target, _report(parts, aliases, tensors, contributors, values, excluded)
 
-    def _setting(self, contributors: Sequence[Contributor]) -> Setting:
+    def _setting(self, contributors: Sequence[Contributor], abort: Abort) -> Setting:
         return Setting(
             labels=tuple(contributor.label for contributor in contributors),
             threads=self.options.get("threads", 0),
             directory=_directory(self.out),
-            abort=self.options.get("abort") or Abort(),
+            abort=abort,
             progress=self.options.get("progress"),
         )
 
 
-def _opened(
-    opening: Opening, number: int, value: Combinable, label: str, closing: ExitStack
-) -> Catalog:
-    try:
-        return opening.open(value, label, closing)
-    except WeighlockError as error:
-        if is_loss(error):
-            raise Lost(number, error) from error
-        raise
+class _Opened:
+    """Contributors that were opened for a call, each until it is lost or the call is over.
+
+    A contributor stays open while others are lost: an owner that waits for its receiver would take
+    one who opens anew for one who has failed before.
+    """
+
+    def __init__(self, options: Options, count: int) -> None:
+        self.abort = Abort()
+        """Of this call alone: Ctrl-C ends what its threads wait for, and nobody else's work."""
+        self._opening = replace(
+            opening_for(options),
+            abort=self.abort,
+            rests=count > CONNECTED,
+            limits=_shared_out(options.get("limits") or Limits(), count),
+        )
+        self._theirs = options.get("abort") or Abort()
+        self._catalogs: dict[str, Catalog] = {}
+        self._uses: dict[str, ExitStack] = {}
+        self._all = ExitStack()
+
+    def __enter__(self) -> Self:
+        theirs = self._theirs
+        self._all.enter_context(theirs.waking(lambda: self.abort.set(theirs.reason)))
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._all.__exit__(kind, error, traceback)
+
+    def catalog(self, number: int, value: Combinable, label: str) -> Catalog:
+        """The catalog of one, opened if it was not yet.
+
+        Raises:
+            Lost: it cannot be had.
+            WeighlockError: or not be opened.
+        """
+        if label not in self._catalogs:
+            uses = self._uses[label] = self._all.enter_context(ExitStack())
+            try:
+                self._catalogs[label] = self._opening.open(value, label, uses)
+            except WeighlockError as error:
+                if is_loss(error):
+                    raise Lost(number, error) from error
+                raise
+        return self._catalogs[label]
+
+    def close(self, label: str, error: WeighlockError) -> None:
+        """Let go of one that was lost; its owner is told, if it can be."""
+        self._catalogs.pop(label, None)
+        self._uses.pop(label).__exit__(type(error), error, error.__traceback__)
 
 
 def _directory(out: Out) -> str | None:

@@ -8,7 +8,7 @@ import numpy as np
 
 from weighlock.tensors.arrays import Array
 
-__all__ = ["SPARE_BYTES", "Combine", "Desk", "Fault", "not_finite"]
+__all__ = ["SPARE_BYTES", "Combine", "Desk", "Fault", "not_finite", "step_units"]
 
 _MOST_VIEWS = 256
 
@@ -23,6 +23,9 @@ _MOST_PADS = 64
 
 SPARE_BYTES = 64
 """Room behind each row, for work on whole words."""
+
+_STEP_NUMBERS = 256 * 1024
+"""Numbers that are widened at once, all rows together: 2 MiB of float64."""
 
 
 @dataclass(slots=True)
@@ -82,6 +85,15 @@ class Fault(Exception):
         self.what = what
         self.row = row
         self.unit = unit
+
+    def behind(self, units: int) -> "Fault":
+        """The same, counted from so many units before."""
+        return Fault(self.what, row=self.row, unit=units + self.unit)
+
+
+def step_units(rows: int) -> int:
+    """How many units of so many rows are widened at once."""
+    return max(64, min(16 * 1024, _STEP_NUMBERS // rows))
 
 
 def not_finite(values: Array, first: int, per: int) -> Fault | None:

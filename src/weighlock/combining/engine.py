@@ -69,6 +69,7 @@ class Setting:
     directory: str | None = None
     """Where rows that must be gathered are laid down."""
     abort: Abort = field(default_factory=Abort)
+    """Of this call alone: Ctrl-C sets it."""
     progress: Callable[[int, int], None] | None = None
     """Called with bytes read and bytes to read."""
 
@@ -151,19 +152,29 @@ class _Run:
             self._work()
         except BaseException as error:  # Ctrl-C: the others stop after their block
             self._failure = self._failure or error
+            self._setting.abort.set("interrupted")
         finally:
-            for helper in helpers:
-                if helper.ident is not None:
-                    helper.join()
-            if self._pool is not None:
-                # Whoever said stop does not wait for a server: of what others opened, which does
-                # not hear of it, rows may be read to their end, and nobody takes them.
-                is_awaited = not self._setting.abort.is_set
-                self._pool.shutdown(wait=is_awaited, cancel_futures=True)
-            for rows in self._open.values():
-                rows.close()
+            try:
+                self._end(helpers)
+            finally:
+                for rows in self._open.values():
+                    rows.close()
         if self._failure is not None:
             raise self._failure
+
+    def _end(self, helpers: Sequence[threading.Thread]) -> None:
+        """Wait for all who work."""
+        try:
+            _join(helpers)
+        except BaseException as error:  # Ctrl-C: now they do not wait for a server either
+            self._failure = self._failure or error
+            self._setting.abort.set("interrupted")
+            _join(helpers)
+        if self._pool is not None:
+            # Whoever said stop does not wait for a server: of what others opened, which does
+            # not hear of it, rows may be read to their end, and nobody takes them.
+            is_awaited = not self._setting.abort.is_set
+            self._pool.shutdown(wait=is_awaited, cancel_futures=True)
 
     def _work(self) -> None:
         desk = Desk()
@@ -176,6 +187,8 @@ class _Run:
         except BaseException as error:
             with self._lock:
                 self._failure = self._failure or error
+            if not isinstance(error, Exception):  # Ctrl-C: nobody waits for a server any more
+                self._setting.abort.set("interrupted")
 
     def _take(self) -> _Taken | None:
         self._setting.abort.check()
@@ -323,6 +336,12 @@ class _Run:
             contributor=label,
             tensor=part.spec.name,
         )
+
+
+def _join(threads: Sequence[threading.Thread]) -> None:
+    for thread in threads:
+        if thread.ident is not None:  # it was started
+            thread.join()
 
 
 def _cores() -> int:

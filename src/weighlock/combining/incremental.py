@@ -6,6 +6,7 @@ one beside it and puts that in its place by one rename. So, whenever the process
 contribution is in it entirely, ledger and all, or not at all.
 """
 
+import errno
 import threading
 from collections.abc import Hashable, Mapping, Sequence
 from contextlib import ExitStack
@@ -33,7 +34,14 @@ from weighlock.combining.rows import heeding, is_near
 from weighlock.combining.sums import WeightedSum
 from weighlock.disk.scratch import Scratch
 from weighlock.disk.spool import Spool
-from weighlock.errors import Aborted, CombineError, LocalProtocolError, SourceError, WeighlockError
+from weighlock.errors import (
+    Aborted,
+    CombineError,
+    DiskError,
+    LocalProtocolError,
+    SourceError,
+    WeighlockError,
+)
 from weighlock.lifetimes import Lifetime
 from weighlock.tensors.beside import Beside
 from weighlock.tensors.catalog import Catalog
@@ -68,7 +76,8 @@ class Mean(Lifetime):
 
     Memory does not grow with the model or with what is added. The accumulator takes the disk space
     of the model in its precision, and as much again while something is added. Several processes may
-    add in one directory, one after the other.
+    add in one directory, one after the other; not from several machines, which see no locks of each
+    other.
 
     A `with` block removes the accumulator if the mean of all that is in it was made, and keeps it
     otherwise, for whoever goes on.
@@ -97,7 +106,7 @@ class Mean(Lifetime):
         self._lock = threading.Lock()
         self._closed = False
         self._finished: Hashable = None
-        """The accumulator of which the mean has been made; None if something was added since."""
+        """What tells the accumulator of which the mean has been made; None if there is none."""
         self._place: Accumulator
         if isinstance(directory, Spool):
             self._place = InSpool(directory)
@@ -144,7 +153,8 @@ class Mean(Lifetime):
             DiskError: the accumulator could not be written; it is as it was.
             NotDurable: or it was written, and might not survive a power loss; the error tells.
         """
-        label = str(name) if name else self._free_name()
+        has_name = name is not None and name != ""  # a number is one, 0 too
+        label = str(name) if has_name else self._free_name()
         if not checked_weight(weight, label):
             raise CombineError(f"{label}: has the weight 0", contributor=label)
         opening = opening_for(self._options)
@@ -154,9 +164,8 @@ class Mean(Lifetime):
             with self._lock, self._place.alone(self._options.get("abort")):
                 self._check_open()
                 before = self._read(closing)
-                if not name:
+                if not has_name:
                     label = self._free_name()
-                self._finished = None
                 # Who gives a catalog has seen what is to be known of it.
                 seen = None if isinstance(catalog, Mapping) else opened
                 self._count(Contributor(label, landed, float(weight)), seen, before)
@@ -217,8 +226,16 @@ class Mean(Lifetime):
             DiskError: it cannot be removed. NotDurable: a power loss may bring it back.
         """
         with self._lock:
-            if not self._closed:
-                self._remove()
+            if self._closed:
+                return
+            try:
+                # Whoever adds there would put back what it has read, with all that is in it.
+                with self._place.alone():
+                    self._remove()
+            except DiskError as error:
+                if error.errno != errno.ENOENT:
+                    raise
+                self._closed = True  # its directory is gone
 
     def _remove(self) -> None:
         self._closed = True
@@ -292,7 +309,7 @@ class Mean(Lifetime):
         if before is not None:
             given.insert(0, (_ACCUMULATOR, before, 1.0))
         dtypes = {name: ref.dtype for name, ref in landed.items()}
-        self._check_dtypes(label, dtypes)
+        self._check_dtypes(label, dtypes, before or {})
         ledger = self._ledger
         after = ledger.counting(
             label,
@@ -332,8 +349,18 @@ class Mean(Lifetime):
         else:
             error.add_note(f"{label} is counted")
 
-    def _check_dtypes(self, label: str, dtypes: Mapping[str, DType]) -> None:
+    def _check_dtypes(
+        self, label: str, dtypes: Mapping[str, DType], before: "Mapping[str, TensorRef]"
+    ) -> None:
         for name, dtype in dtypes.items():
+            is_rounded = name in before and not is_averaged(dtype) and before[name].dtype != dtype
+            if is_rounded and self._kept_dtype(dtype) is dtype:
+                raise CombineError(
+                    f"{label}: tensor {name!r} is {dtype}, of which a mean was begun with "
+                    f'integers="round": it cannot go on with {self._integers!r}',
+                    contributor=label,
+                    tensor=name,
+                )
             known = self._ledger.dtypes.get(name, dtype)
             if dtype is not known or dtype is DType.F4:
                 others = f"but {known} before" if dtype is not known else "which is not accumulated"
@@ -358,4 +385,7 @@ class Mean(Lifetime):
         """In what the mean so far of such a tensor, or of the parts of complex numbers, is kept."""
         if not is_averaged(dtype):
             return DType.F64 if self._integers == "round" and not dtype.is_packed else dtype
-        return self._accumulate or (DType.F32 if unit_dtype(dtype).bits <= 16 else DType.F64)
+        bits = unit_dtype(dtype).bits
+        if bits > 32:  # float32 would not even hold what all agree on
+            return DType.F64
+        return self._accumulate or (DType.F32 if bits <= 16 else DType.F64)

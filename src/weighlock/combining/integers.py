@@ -5,7 +5,7 @@ from typing import Literal, TypeAlias
 
 import numpy as np
 
-from weighlock.combining.desk import Desk, Fault
+from weighlock.combining.desk import Desk, Fault, step_units
 from weighlock.combining.rounding import as_numbers, unit_bytes, unit_dtype
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
@@ -59,10 +59,19 @@ class Agreed:
         if self.policy == "max":
             np.max(values, axis=0, out=target)
         else:
-            target[...] = self._rounded(values)
+            step = step_units(len(values))
+            for begin in range(0, units, step):
+                try:
+                    some = values[:, begin : begin + step]
+                    target[begin : begin + step] = self._rounded(some)
+                except Fault as fault:
+                    raise fault.behind(begin) from fault
 
     def _rounded(self, values: Array) -> Array:
-        """The first plus the mean of what the others differ by: exact for neighbours of 2**60."""
+        """The first plus the mean of what the others differ by: exact for neighbours of 2**60.
+
+        The mean of differences is one of float64: what it is off may be seen from 2**50 on.
+        """
         if values.dtype.itemsize < 8:
             # Row by row: a product of matrices adds a lone column in another order.
             mean = np.zeros(values.shape[1])
@@ -92,10 +101,19 @@ class IntegerSum:
 
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
         target = out[: units * unit_bytes(self.dtype)].view(unit_dtype(self.dtype).numpy)
-        estimate = np.zeros(units)
-        exact = np.zeros(units, np.uint64)  # modulo 2**64
+        step = step_units(len(self.dtypes))
+        for begin in range(0, units, step):
+            try:
+                self._combine(rows, begin, target[begin : begin + step])
+            except Fault as fault:
+                raise fault.behind(begin) from fault
+
+    def _combine(self, rows: Array, first: int, target: Array) -> None:
+        estimate = np.zeros(target.size)
+        exact = np.zeros(target.size, np.uint64)  # modulo 2**64
         for row, (factor, dtype) in enumerate(zip(self.factors, self.dtypes, strict=True)):
-            part = as_numbers(rows[row, : units * unit_bytes(dtype)], dtype)
+            width = unit_bytes(dtype)
+            part = as_numbers(rows[row, first * width : (first + target.size) * width], dtype)
             product = factor * part.astype(np.float64)
             estimate += product
             if factor.is_integer():

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from weighlock.combining.desk import Desk, not_finite
+from weighlock.combining.desk import Desk, not_finite, step_units
 from weighlock.combining.integers import nearest, rounded_to
 from weighlock.combining.rounding import narrow, numbers_per_unit, unit_bytes, unit_dtype
-from weighlock.combining.sums import step_units, widened
+from weighlock.combining.sums import widened
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
@@ -52,6 +52,8 @@ class TrimmedMean:
                 means = _added(left)
                 means /= len(left)
                 _mend_overflows(means, left)
+                if dtype is DType.F64:  # of others, rounding hides what the sum is off
+                    np.clip(means, left[0], left[-1], out=means)
             means[np.isnan(values[-1])] = np.nan
             if dtype.is_float:
                 narrow(means, dtype, target)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weighlock.combining.bf16 import add_rows, sum_bf16
-from weighlock.combining.desk import Desk, Fault, not_finite
+from weighlock.combining.desk import Desk, Fault, not_finite, step_units
 from weighlock.combining.integers import beyond_floats, rounded_to
 from weighlock.combining.rounding import (
     is_averaged,
@@ -21,10 +21,7 @@ from weighlock.combining.rounding import (
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["WeightedSum", "step_units", "widened"]
-
-_STEP_NUMBERS = 256 * 1024
-"""Numbers that are widened at once, all rows together: 2 MiB of float64."""
+__all__ = ["WeightedSum", "widened"]
 
 _BEYOND_F4 = 7.0
 """Half-way between the largest of F4 and the next there would be, which is even."""
@@ -38,7 +35,7 @@ class WeightedSum:
         dtypes: of the rows.
         weights: one for each row.
         dtype: of the result; integers are the nearest ones.
-        single: sum in float32 and leave it at that.
+        single: sum in float32 and leave it at that; numbers of 64 bits in float64 all the same.
         finite: refuse NaN and infinity.
         is_mean: the weights are shares of a whole, as nearly as floats are. Where rows agree, the
             result is what they agree on then, and none overflows.
@@ -57,7 +54,8 @@ class WeightedSum:
             if sum_bf16(self.weights, bits, result, desk):
                 return
         self._check_exact(rows, units)
-        kind = np.float32 if self.single else np.float64
+        is_short = all(unit_dtype(each).bits <= 32 for each in (self.dtype, *self.dtypes))
+        kind = np.float32 if self.single and is_short else np.float64
         weights = np.array(self.weights, kind)
         per, width = numbers_per_unit(self.dtype), unit_bytes(self.dtype)
         step = units or 1 if self._is_plain else step_units(len(self.dtypes))
@@ -129,11 +127,6 @@ class WeightedSum:
         width = unit_bytes(self.dtypes[0])
         values = rows[:, first * width : (first + count) * width]
         return values.view(unit_dtype(self.dtypes[0]).numpy)
-
-
-def step_units(rows: int) -> int:
-    """How many units of so many rows are widened at once."""
-    return max(64, min(16 * 1024, _STEP_NUMBERS // rows))
 
 
 def widened(

@@ -209,7 +209,7 @@ def own_metadata(catalog: Catalog) -> dict[str, str]:
     shards = list(catalog.shards().values())
     agreed = dict(shards[0].metadata) if shards else {}
     for shard in shards[1:]:
-        agreed = dict(agreed.items() & shard.metadata.items())
+        agreed = {key: text for key, text in agreed.items() if shard.metadata.get(key) == text}
     dropped = {"total_size", GROUPS_KEY}
     dropped |= {*catalog.aliases, *(name for s in shards for name in s.aliases)}
     return {
