@@ -35,7 +35,7 @@ tools:
 
 # Peers that are programs, and what a long line is made of; without them the tables say so.
 bench-tools:
-	@$(call install_tools,nginx:nginx curl:curl ip:iproute2 unshare:util-linux)
+	@$(call install_tools,nginx:nginx curl:curl openssl:openssl ip:iproute2 unshare:util-linux)
 
 # pip compiles what it installs, but not what it installs as editable: where PYTHONDONTWRITEBYTECODE
 # is set, every process would compile it anew, which takes longer than all it imports.

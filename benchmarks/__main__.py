@@ -48,7 +48,7 @@ def main():
     chosen = options.only, options.contender, options.directory
     is_all = not any(chosen) and repeats == parser.get_default("repeats")
     command = "make bench" if is_all else f"python -m benchmarks {' '.join(sys.argv[1:])}"
-    tables, missed, ran = [], [], 0
+    tables, missed, failed, ran = [], [], [], 0
     before = ""
     if options.output and os.path.exists(options.output):
         with open(options.output) as file:
@@ -57,7 +57,8 @@ def main():
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         # Of a small model for a quick look everything is small.
         warm = {} if options.quick else {"hold": stack.enter_context(Warm()).hold}
-        for name in options.only or workloads.ALL:
+        chosen = list(options.only or workloads.ALL)
+        for number, name in enumerate(chosen):
             workload = _with(workloads.ALL[name], options.contender)
             if options.quick and workload.is_curve:
                 workload = replace(workload, contenders=workload.contenders[:3])
@@ -69,7 +70,7 @@ def main():
             source = model.file(directory, workload.source)
             times = min(3, repeats) if workload.is_curve else repeats
             print(f"{name}: {workload.title}", flush=True)
-            samples, skipped = run_workload(
+            samples, skipped, wrong = run_workload(
                 workload,
                 model,
                 source,
@@ -82,17 +83,22 @@ def main():
             text = table(workload, samples, skipped, promises=not options.quick)
             print("\n" + text, flush=True)
             tables.append(dated(text, command, times, where))
+            failed += [f"{name}: {contender}" for contender in wrong]
             ran += sum(map(len, samples.values()))
             missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
                     file.write(document(tables, model, before))
+            if not any(workloads.ALL[n].source == workload.source for n in chosen[number + 1 :]):
+                os.unlink(source)  # on tmpfs it takes the memory of who comes later
     if options.quick:
         told = "all checked; promises are about real sizes, none was looked at"
     else:
         told = f"the first of each checked; {len(missed)} promises missed"
     print(f"{ran} runs of {len(tables)} workloads, {told}")
-    return 0
+    for contender in failed:
+        print(f"failed: {contender}")
+    return 1 if failed else 0
 
 
 def _check(parser, options):

@@ -238,7 +238,8 @@ def _row(route, place, megabytes, repeats):
         if count > found[0].get(name, 0)
     }
     waits = more.pop("futex", 0.0)
-    every = more.pop(_ALL, 0.0) - waits
+    more.pop(_ALL, None)
+    every = sum(more.values())
     often = sorted(more.items(), key=lambda each: -each[1])[:4]
     names = ", ".join(f"{count:.2f} {name}" for name, count in often if count >= 0.005)
     cpu = median(cpu for cpu, _ in runs) / (megabytes * 1.048576 / 1000)

@@ -15,26 +15,36 @@ from benchmarks.model import Model
 
 __all__ = []
 
+_PACKAGES = {
+    *("weighlock", "numpy", "ml_dtypes", "blake3", "torch", "safetensors", "nvflare", "flwr"),
+    *("trinity", "transformers", "runai_model_streamer", "fastsafetensors"),
+}
+"""What must have been imported when the clock starts, if it is used at all."""
+
 
 def main():
     workload, name, text = sys.argv[1:]
     given = json.loads(text)
-    job = Job(Model(**given["model"]), given["source"], given["directory"])
+    job = Job(Model(**given["model"]), given["source"], given["directory"], given["kept"])
     contender = next(c for c in workloads.ALL[workload].contenders if c.name == name)
     try:
         prepared = contender.prepare(job)
     except ImportError as error:  # installed, but not for this machine: no CUDA, another libc
         print("cannot", error, flush=True)
         os._exit(0)
-    pids = getattr(prepared, "pids", ())
-    print("ready", *pids, flush=True)
+    others = {kind: list(getattr(prepared, kind, ())) for kind in ("pids", "workers")}
+    pids = [pid for some in others.values() for pid in some]
+    print("ready", json.dumps(others), flush=True)
     sys.stdin.readline()
+    imported = _PACKAGES & sys.modules.keys()
     beside = sum(map(_cpu_of, pids))
     before = _cpu_here()
     start = time.perf_counter()
     result = contender.run(prepared)
     wall = time.perf_counter() - start
     cpu = _cpu_here() - before + sum(map(_cpu_of, pids)) - beside
+    late = _PACKAGES & sys.modules.keys() - imported
+    assert not late, f"imported within the time: {late}"
     print("worked", flush=True)
     sys.stdin.readline()  # the runner reads the memory before the check allocates any
     if given["check"]:

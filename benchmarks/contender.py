@@ -20,6 +20,8 @@ class Job:
     """A safetensors file of the model; contenders must not change it."""
     directory: str
     """An empty directory for what it makes."""
+    kept: str = ""
+    """A directory that all runs of a workload share, and that goes with the last."""
 
 
 @dataclass(frozen=True)
@@ -28,8 +30,8 @@ class Contender:
     run: Callable[[Any], Any]
     """The work that is measured; gets what `prepare` gave."""
     prepare: Callable[[Job], Any] = lambda job: job
-    """Imports and input; not measured. What it gives may name other processes that count, by
-    `pids`."""
+    """Imports and input; not measured. What it gives may name other processes whose CPU counts:
+    by `pids` those of the other side, by `workers` those that do the work in its place."""
     check: Callable[[Job, Any, Any], None] = lambda job, prepared, result: None
     """Raises if the work was not done; not measured."""
     needs: tuple[str, ...] = ()

@@ -80,7 +80,7 @@ def described():
     with open("/proc/sys/net/ipv4/tcp_congestion_control") as file:
         return (
             f"Path: two network namespaces joined by a line ({what}) that carries the kernel's "
-            f"own TCP ({file.read().strip()}, packets of 1,500 bytes)."
+            f"own TCP ({file.read().strip()}, in pieces of up to 64 KB)."
         )
 
 

@@ -80,9 +80,10 @@ def _raw(arrays, directory, host, *, tls=False, hashes=False):
                     return
                 asked += more
             offset, length = (int.from_bytes(asked[i : i + 8], "little") for i in (0, 8))
+            step = 1 << 20 if hashes else 8 << 20
             while length:
                 number, first = divmod(offset, size)
-                part = views[number][first : first + min(length, 1 << 20)]
+                part = views[number][first : first + min(length, step)]
                 if hashes:
                     blake3(part).digest()
                 sock.sendall(part)
@@ -149,9 +150,11 @@ def _later(arrays):
     return {"url": server.share(tensors).url}
 
 
+_WORKERS = 2
+
 _NGINX = """
 daemon off;
-worker_processes 2;
+worker_processes {workers};
 pid {place}/nginx.pid;
 error_log {place}/error.log;
 {user}
@@ -183,7 +186,7 @@ def _nginx(arrays, directory, host):
     user = "user root;" if os.geteuid() == 0 else ""  # its workers would not see the directory
     config = os.path.join(place, "nginx.conf")
     with open(config, "w") as file:
-        file.write(_NGINX.format(place=place, host=host, port=port, user=user))
+        file.write(_NGINX.format(place=place, host=host, port=port, user=user, workers=_WORKERS))
     process = subprocess.Popen(["nginx", "-e", f"{place}/error.log", "-c", config])
     while True:
         try:
@@ -193,8 +196,10 @@ def _nginx(arrays, directory, host):
             if process.poll() is not None:
                 raise
             time.sleep(0.02)
-    with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
-        pids = [process.pid, *map(int, children.read().split())]
+    pids = []
+    while len(pids) <= _WORKERS:  # it listens before it has them
+        with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
+            pids = [process.pid, *map(int, children.read().split())]
     size = os.path.getsize(os.path.join(place, "model.safetensors"))
     return {"url": f"http://{host}:{port}/model.safetensors", "size": size, "pids": pids}
 

@@ -97,7 +97,7 @@ def bars(title, values: Mapping[str, float], unit: Callable[[float], str]):
 
 
 def curves(title, lines: Mapping[str, list[tuple[float, float]]], whole):
-    """Memory against size, both in MB, beside the line of those who hold the model."""
+    """Memory against size, both in MB, beside the line at which they are the same."""
     left, bottom, width, height = 80, 330, 560, 250
     most_x = max(x for line in lines.values() for x, _ in line)
     most_y = most_x
@@ -163,7 +163,8 @@ def panels(title, found):
                     for number, (_, value) in enumerate(points)
                 ]
                 path = " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
-                body.append(f'<path class="curve ours" d="M{path}"/>')
+                kind = "other" if name.startswith("limit") else "ours"
+                body.append(f'<path class="curve {kind}" d="M{path}"/>')
                 ends.append((places[-1][1], name))
             below = bottom
             for y, name in sorted(ends, reverse=True):  # from below, no two on one another
@@ -194,6 +195,8 @@ def _growth(report):
             if what != "open":  # goes through headers only
                 time.setdefault(what, []).append((label, row.ns_per_byte))
             # Many receivers are one process here: what must not grow is the memory of their owner.
+            if what.startswith("limit"):
+                continue
             is_shared = label.endswith("receivers")
             mine = "all of them" if is_shared else what
             memory.setdefault(mine, []).append((label, row.memory_mb or 0.0))
@@ -239,7 +242,7 @@ def draw_all(results=_RESULTS, directory=_DOCS):
         growth.setdefault(what, []).append((float(size.split()[0]), row.memory_mb or 0.0))
     if growth:
         title = "Memory added, against the size of the model"
-        drawn["memory.svg"] = curves(title, growth, "who holds the model")
+        drawn["memory.svg"] = curves(title, growth, "the size of the model")
     grown = _growth(report)
     if grown:
         drawn["growth.svg"] = panels("How cost grows", grown)

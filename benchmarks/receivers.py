@@ -31,6 +31,7 @@ class Receivers:
             )
             for number in range(count)
         ]
+        self.pids = [child.pid for child in self._children]
         self.wait()
 
     def begin(self):

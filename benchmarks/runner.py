@@ -11,6 +11,8 @@ import threading
 import time
 from dataclasses import asdict, dataclass
 
+from benchmarks.contender import Job
+
 __all__ = ["Sample", "run_workload"]
 
 
@@ -18,24 +20,32 @@ class _Cannot(Exception):
     """A contender says that it cannot run on this machine."""
 
 
+_FAILURES = OSError, RuntimeError, subprocess.SubprocessError
+"""Of a contender that ended in the midst of it; the others go on."""
+
+
 @dataclass(frozen=True)
 class Sample:
     wall: float
     cpu: float
     memory: int | None
-    """Anonymous memory added at the peak, in bytes; None where it is not sampled."""
+    """Anonymous memory added at the peak, in bytes; None where it is not sampled. Of several
+    processes that work, that of the one which added most."""
     beside: int | None = None
-    """The same of the other process, where there is one."""
+    """The same of the other side, where there is one."""
 
 
 def run_workload(workload, model, source, directory, *, repeats, check_all, say, hold=lambda: None):
-    """Every contender `repeats` times; returns name → samples, and name → why it did not run.
+    """Every contender `repeats` times: name → samples, name → why it did not run, who failed.
 
     `hold` takes care of free memory, before each starts and again before its clock does.
     """
     skipped = {c.name: f"not installed: {c.missing[0]}" for c in workload.contenders if c.missing}
     runnable = [c for c in workload.contenders if not c.missing]
     samples = {contender.name: [] for contender in runnable}
+    failed = []
+    kept = os.path.join(directory, "kept")
+    os.makedirs(kept)
     order = random.Random(3)
     for repeat in range(repeats):
         # Another order each time: whoever follows a heavy contender must not always be the same.
@@ -44,29 +54,33 @@ def run_workload(workload, model, source, directory, *, repeats, check_all, say,
             shutil.rmtree(place, ignore_errors=True)
             os.makedirs(place)
             check = check_all or repeat == 0
+            hold()
             try:
-                hold()
                 if contender.script:
                     sample = _measure_script(contender, model, source)
                 else:
-                    sample = _measure_work(workload, contender, model, source, place, check, hold)
-            except _Cannot as reason:
+                    job = Job(model, source, place, kept)
+                    sample = _measure_work(workload, contender, job, check, hold)
+            except (_Cannot, *_FAILURES) as error:
                 runnable.remove(contender)
                 del samples[contender.name]
-                skipped[contender.name] = f"cannot run here: {reason}"
+                what = "cannot run here" if isinstance(error, _Cannot) else "failed"
+                failed += [contender.name] if what == "failed" else []
+                skipped[contender.name] = f"{what}: {error}"
                 say(f"  {contender.name}: {skipped[contender.name]}")
                 continue
             samples[contender.name].append(sample)
             say(f"  {repeat + 1}/{repeats} {contender.name}: {sample.wall:.3f} s")
             shutil.rmtree(place, ignore_errors=True)
-    return samples, skipped
+    shutil.rmtree(kept)
+    return samples, skipped, failed
 
 
-def _measure_work(workload, contender, model, source, place, check, hold):
-    job = {"model": asdict(model), "source": source, "directory": place, "check": check}
+def _measure_work(workload, contender, job, check, hold):
+    told = json.dumps({**asdict(job), "check": check})
     arguments = [
         sys.executable,
-        *("-m", "benchmarks.child", workload.name, contender.name, json.dumps(job)),
+        *("-m", "benchmarks.child", workload.name, contender.name, told),
     ]
     with subprocess.Popen(
         arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
@@ -74,12 +88,13 @@ def _measure_work(workload, contender, model, source, place, check, hold):
         said = _expect(child, ("ready", "cannot"), contender)
         if said[0] == "cannot":
             raise _Cannot(" ".join(said[1:]))
-        pids = [int(pid) for pid in said[1:]]
+        others = json.loads(" ".join(said[1:]))
         hold()
-        baseline = _anonymous(child.pid)
         with contextlib.ExitStack() as watching:
-            watch = watching.enter_context(_Watch(child.pid))
-            beside = [(_anonymous(pid), watching.enter_context(_Watch(pid))) for pid in pids]
+            workers, beside = (
+                [watching.enter_context(_Watch(pid)) for pid in pids]
+                for pids in (others["workers"] or [child.pid], others["pids"])
+            )
             child.stdin.write("go\n")
             child.stdin.flush()
             _expect(child, ("worked",), contender)
@@ -91,9 +106,9 @@ def _measure_work(workload, contender, model, source, place, check, hold):
         if not line or child.wait() != 0:
             raise RuntimeError(f"{contender.name} failed its check (exit code {child.wait()})")
     found = json.loads(line)
-    added = [max(0, other.peak - before) for before, other in beside]
-    memory = None if contender.programs else max(0, watch.peak - baseline)
-    return Sample(found["wall"], found["cpu"], memory, sum(added) if added else None)
+    memory = None if contender.programs else max(each.added for each in workers)
+    other = sum(each.added for each in beside) if beside else None
+    return Sample(found["wall"], found["cpu"], memory, other)
 
 
 def _measure_script(contender, model, source):
@@ -121,7 +136,8 @@ def _expect(child, words, contender):
 
 
 def _anonymous(pid):
-    with open(f"/proc/{pid}/status") as status:
+    """Anonymous memory of a process; 0 when it is gone."""
+    with contextlib.suppress(OSError), open(f"/proc/{pid}/status") as status:
         for line in status:
             if line.startswith("RssAnon:"):
                 return int(line.split()[1]) * 1024
@@ -135,9 +151,15 @@ class _Watch:
         self._pid = pid
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
-        self.peak = 0
+        self._before = self._peak = 0
+
+    @property
+    def added(self):
+        """Bytes at the peak beyond those at the start."""
+        return self._peak - self._before
 
     def __enter__(self):
+        self._before = self._peak = _anonymous(self._pid)
         self._thread.start()
         return self
 
@@ -147,7 +169,7 @@ class _Watch:
         self._look()
 
     def _look(self):
-        self.peak = max(self.peak, _anonymous(self._pid))
+        self._peak = max(self._peak, _anonymous(self._pid))
 
     def _run(self):
         while not self._stop.wait(0.005):

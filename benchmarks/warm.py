@@ -36,6 +36,9 @@ take 10 MB a millisecond, and a message of 200 MB is joined before much can be l
 
 _POLL_S = 0.002
 
+_GROUP = "/sys/fs/cgroup"
+"""Where a container finds its own bounds."""
+
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, which Python has no name for; Linux has it since 5.14."""
 
@@ -130,7 +133,10 @@ def _free():
         with open("/proc/buddyinfo") as file:
             zones = file.readlines()
     except OSError:  # kept from us, as in some containers: as if all of it were whole
-        return os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE, _BROKEN_FREE
+        zones = []
+    if not zones or _allowed() is not None:
+        free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
+        return min(free, _allowed() or free), _BROKEN_FREE
     for zone in zones:
         for order, count in enumerate(map(int, zone.split()[4:])):
             free = count * mmap.PAGESIZE << order
@@ -139,6 +145,15 @@ def _free():
             else:
                 whole += free
     return whole, broken
+
+
+def _allowed():
+    """What a container may still take; None if it is not bounded."""
+    try:
+        with open(f"{_GROUP}/memory.max") as most, open(f"{_GROUP}/memory.current") as now:
+            return max(0, int(most.read()) - int(now.read()))
+    except (OSError, ValueError):  # none, or "max"
+        return None
 
 
 def _touched(advice):

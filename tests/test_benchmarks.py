@@ -42,9 +42,25 @@ def test_a_contender_that_is_not_here_is_a_line_with_its_reason(tmp_path):
         Contender("a program", print, programs=("no-such-program",)),
     )
     work = Workload("w", "Work", contenders)
-    samples, skipped = runner.run_workload(
+    samples, skipped, failed = runner.run_workload(
         work, QUICK, "", str(tmp_path), repeats=1, check_all=True, say=print
     )
+    assert not failed
     text = report.table(work, samples, skipped)
     assert "| a module | not installed: no_such_module |" in text
     assert "| a program | not installed: no-such-program |" in text
+
+
+def test_a_contender_that_fails_is_told_and_the_others_go_on(tmp_path):
+    contenders = (
+        Contender("wrong", None, script="raise SystemExit(3)"),
+        Contender("right", None, script="pass"),
+    )
+    work = Workload("w", "Work", contenders)
+    samples, skipped, failed = runner.run_workload(
+        work, QUICK, "", str(tmp_path), repeats=2, check_all=True, say=print
+    )
+    assert failed == ["wrong"]
+    assert skipped["wrong"].startswith("failed: ")
+    assert len(samples["right"]) == 2
+    assert list(tmp_path.iterdir()) == []

@@ -35,7 +35,7 @@ ALL = {
         *far.ALL,
         *push.ALL,
         *messages.ALL,
-        *growth.ALL,
         *mean.ALL,
+        *growth.ALL,
     )
 }

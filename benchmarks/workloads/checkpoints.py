@@ -37,6 +37,8 @@ def _prepare_limit(job: Job):
     """Places for as many bytes as the tensors have, from the start of the file on."""
     import numpy as np
 
+    import weighlock.tensors.arrays  # noqa: F401
+
     offset, places = 0, []
     for name, shape in job.model.shapes.items():
         places.append((name, shape, offset))
@@ -54,6 +56,7 @@ def _read_one(prepared):
 
 
 def _prepare_torch(job: Job):
+    import safetensors.torch  # noqa: F401
     import torch
 
     return (*prepare_paths(job), torch)
@@ -124,6 +127,9 @@ def _check_size(job, prepared, result):
     assert os.path.getsize(prepared[1]) >= job.model.nbytes
 
 
+_TORCH = ("torch", "safetensors")
+
+
 def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
     torch_load = "torch.load(mmap)" if mmap else "torch.load"
     limit = Contender("limit: copy_file_range", copy_file_range, prepare_paths, _check_size)
@@ -145,7 +151,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             f"Open a {kind} checkpoint and load one 8 MB tensor, imports excluded",
             (
                 Contender("limit: preadv of 8 MB", _read_one, _prepare_limit),
-                Contender(torch_load, _torch_one(mmap), _prepare_torch, _check_one, ("torch",)),
+                Contender(torch_load, _torch_one(mmap), _prepare_torch, _check_one, _TORCH),
                 Contender("weighlock", _weighlock_one, _prepare_weighlock, _check_one),
             ),
             (Bar("weighlock", torch_load, one_bar),),
@@ -156,7 +162,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             f"Load every tensor of a {kind} checkpoint",
             (
                 Contender("limit: preadv of as many bytes, 2 threads", two_threads, _prepare_limit),
-                Contender("torch.load", _torch_all, _prepare_torch, check_tensors, ("torch",)),
+                Contender("torch.load", _torch_all, _prepare_torch, check_tensors, _TORCH),
                 Contender("weighlock", _weighlock_all, _prepare_weighlock, check_arrays),
             ),
             (Bar("weighlock", "torch.load", 2.5),),
@@ -172,7 +178,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
                     _torch_convert(mmap),
                     _prepare_torch,
                     same_tensors,
-                    ("torch", "safetensors"),
+                    _TORCH,
                 ),
                 Contender("weighlock", _weighlock_convert, _prepare_weighlock, same_tensors),
             ),

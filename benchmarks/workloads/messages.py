@@ -61,6 +61,17 @@ def _pickle_body(obj):
     return pickle.dumps(obj, protocol=5)
 
 
+def _pickle_parts(obj):
+    """The message and its arrays, which stay where they are."""
+    buffers = []
+    body = pickle.dumps(obj, protocol=5, buffer_callback=buffers.append)
+    return [body, *(buffer.raw() for buffer in buffers)]
+
+
+def _of_pickle_parts(parts):
+    return pickle.loads(parts[0], buffers=parts[1:])
+
+
 def _fobs():
     from nvflare.app_common.decomposers import common_decomposers, numpy_decomposers
     from nvflare.fuel.utils import fobs
@@ -131,6 +142,12 @@ _INLINE = Workload(
             lambda job, prepared, body: _check_object(job, prepared, pickle.loads(body)),
         ),
         Contender(
+            "pickle protocol 5, arrays out of band",
+            lambda prepared: _pickle_parts(prepared.obj),
+            _prepare(),
+            lambda job, prepared, parts: _check_object(job, prepared, _of_pickle_parts(parts)),
+        ),
+        Contender(
             "NVFlare 2.9 FOBS",
             lambda prepared: _fobs_body(prepared.obj),
             _prepare_fobs,
@@ -182,6 +199,12 @@ _UNPACK = Workload(
             "pickle protocol 5",
             lambda prepared: pickle.loads(prepared.body),
             _prepare(_pickle_body),
+            _check_object,
+        ),
+        Contender(
+            "pickle protocol 5, arrays out of band",
+            lambda prepared: _of_pickle_parts(prepared.body),
+            _prepare(_pickle_parts),
             _check_object,
         ),
         Contender(
@@ -285,10 +308,16 @@ _REFERENCE = Workload(
 )
 
 
+def _prepare_arrays(job: Job):
+    import nvflare.app_common.aggregators.weighted_aggregation_helper  # noqa: F401
+
+    return _prepare()(job)
+
+
 def _prepare_aggregation(job: Job):
     import weighlock
 
-    prepared = _prepare()(job)
+    prepared = _prepare_arrays(job)
     prepared.server = weighlock.Server()
     packed = prepared.server.pack(prepared.obj)
     access = weighlock.Access(allow=["127.0.0.1"])
@@ -321,7 +350,7 @@ _AGGREGATE = Workload(
         Contender(
             "arrays in memory",
             lambda prepared: _aggregate([prepared.obj["weights"]] * 3),
-            _prepare(),
+            _prepare_arrays,
             _check_mean,
             ("nvflare",),
         ),

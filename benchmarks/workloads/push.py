@@ -24,8 +24,13 @@ class _Prepared:
 
     @property
     def pids(self):
-        """The process whose CPU and memory count too."""
+        """The other side, whose CPU and memory count too."""
         return [self.owner.pid]
+
+    @property
+    def workers(self):
+        """Who receives, where that are processes of their own."""
+        return [pid for each in self.receivers for pid in each.pids]
 
     @property
     def url(self):

@@ -75,7 +75,7 @@ def _metas(prepared):
     return [(name, "BF16", shape) for name, shape in prepared[0].model.shapes.items()]
 
 
-def _trinity(prepared):
+def _prepare_trinity(job):
     # Importing trinity.utils pulls in ray and more; the saver itself needs torch only.
     import importlib.util
 
@@ -85,7 +85,12 @@ def _trinity(prepared):
         found := importlib.util.spec_from_file_location("stream_saver", path)
     )
     found.loader.exec_module(module)
-    module.save_safetensors_streaming(_generator(prepared[1]), prepared[2], _metas(prepared))
+    return (*_PEER(job), module.save_safetensors_streaming)
+
+
+def _trinity(prepared):
+    *_, save = prepared
+    save(_generator(prepared[1]), prepared[2], _metas(prepared))
 
 
 def _weighlock_specs(prepared):
@@ -134,7 +139,9 @@ FROM_GENERATOR = Workload(
     "Save tensors that come from a generator",
     (
         Contender("limit: write", _write, _prepare_limit, _check_size, ("numpy",)),
-        Contender("Trinity-RFT stream_saver", _trinity, _PEER, _check, ("trinity", "torch")),
+        Contender(
+            "Trinity-RFT stream_saver", _trinity, _prepare_trinity, _check, ("trinity", "torch")
+        ),
         Contender("weighlock, specs known", _weighlock_specs, _WEIGHLOCK, _check, ("torch",)),
         Contender("weighlock, no specs", _weighlock_no_specs, _WEIGHLOCK, _check, ("torch",)),
     ),
