@@ -60,10 +60,10 @@ def _cpu_here():
 
 
 def _cpu_of(pid):
-    """CPU seconds another process has taken so far."""
+    """CPU seconds another process has taken so far, and programs it ran."""
     with open(f"/proc/{pid}/stat") as status:
         fields = status.read().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    return sum(map(int, fields[11:15])) / os.sysconf("SC_CLK_TCK")
 
 
 if __name__ == "__main__":

@@ -117,7 +117,7 @@ def _weighlock(arrays, directory, host, tls):
     return {"url": share.url, "hash_s": took, "hash_cpu_s": time.process_time() - cpu}
 
 
-def _nvflare(arrays, host):
+def _nvflare(arrays, host, receivers=1):
     import torch
     from nvflare.app_opt.pt.tensor_downloader import add_tensors
     from nvflare.fuel.f3.cellnet.cell import Cell
@@ -130,7 +130,7 @@ def _nvflare(arrays, host):
     cell = Cell(fqcn="server", root_url=url, secure=False, credentials={})
     cell.start()
     tensors = {name: torch.from_numpy(array).view(torch.bfloat16) for name, array in arrays.items()}
-    downloader = ObjectDownloader(cell=cell, timeout=600.0, num_receivers=1)
+    downloader = ObjectDownloader(cell=cell, timeout=600.0, num_receivers=receivers)
     return {"url": url, "ref": add_tensors(downloader, tensors, 2 * 1024 * 1024)}
 
 
@@ -220,6 +220,7 @@ KINDS = {
     "inbox": lambda arrays, place, host: _inbox(place, host),
     "nginx": _nginx,
     "nvflare": lambda arrays, place, host: _nvflare(arrays, host),
+    "nvflare-8": lambda arrays, place, host: _nvflare(arrays, host, receivers=8),
 }
 
 

@@ -1,14 +1,17 @@
 """Receivers in processes of their own: `python -m benchmarks.receivers URL PATH CONNECTIONS RATE`.
 
 Each waits for a line, fetches to a file, says so, and waits for the next. Instead of a URL,
-`raw:HOST:PORT:COUNT:BYTES` is fetched from an owner that knows bare sockets only.
+`raw:HOST:PORT:COUNT:BYTES` is fetched from an owner that knows bare sockets only, `curl:URL` by
+curl, and `nvflare:REF:URL` by NVFlare.
 """
 
 import os
 import queue
+import shutil
 import subprocess
 import sys
 import threading
+from functools import partial
 from types import SimpleNamespace
 
 __all__ = ["Receivers"]
@@ -44,7 +47,9 @@ class Receivers:
         """Until each has said that it is ready, or has what it fetched."""
         for child in self._children:
             line = child.stdout.readline()
-            assert line.strip() == "ready", line
+            while line and line.strip() != "ready":  # some peers talk on stdout
+                line = child.stdout.readline()
+            assert line, "a receiver has ended"
 
 
 def main():
@@ -52,19 +57,19 @@ def main():
 
     import weighlock.fetching.fetch  # noqa: F401 - what is imported when first used is not measured
 
-    url, path, connections, rate = sys.argv[1:]
-    fetch = _fetch
-    if url.startswith("raw:"):
-        import benchmarks.workloads.transfer  # noqa: F401
-
-        fetch = _fetch_raw
+    place, path, connections, rate = sys.argv[1:]
+    kind, _, rest = place.partition(":")
+    fetch = _WAYS[kind](rest) if kind in _WAYS else partial(_fetch, place)
     lines = queue.SimpleQueue()
     threading.Thread(target=_listen, args=(lines,), daemon=True).start()
     while True:
         print("ready", flush=True)
         lines.get()
-        fetch(url, path, int(connections), float(rate) or None)
-        os.unlink(path)
+        fetch(path, int(connections), float(rate) or None)
+        if os.path.isdir(path):
+            shutil.rmtree(path)
+        else:
+            os.unlink(path)
 
 
 def _fetch(url, path, connections, rate):
@@ -73,14 +78,46 @@ def _fetch(url, path, connections, rate):
     weighlock.fetch(url, into=path, connections=connections, limit_rate=rate, durable=False).close()
 
 
-def _fetch_raw(url, path, connections, rate):
+def _raw(place):
     """Over four connections, as fast as it comes."""
     from benchmarks.workloads.transfer import Sizes, raw_to_disk
 
-    _, host, port, count, nbytes = url.split(":")
+    host, port, count, nbytes = place.split(":")
     owner = SimpleNamespace(address={"host": host, "port": int(port)})
     sizes = Sizes(int(count), int(nbytes))
-    os.close(raw_to_disk(SimpleNamespace(owner=owner, sizes=sizes, path=path)).fd)
+
+    def fetch(path, connections, rate):
+        os.close(raw_to_disk(SimpleNamespace(owner=owner, sizes=sizes, path=path)).fd)
+
+    return fetch
+
+
+def _curl(url):
+    """Over one connection."""
+    quietly = ("--silent", "--show-error", "--fail", "--noproxy", "*")
+
+    def fetch(path, connections, rate):
+        subprocess.run(["curl", *quietly, "--output", path, url], check=True)
+
+    return fetch
+
+
+def _nvflare(place):
+    """Connected before it is asked to fetch."""
+    from benchmarks.workloads.transfer import connected, nvflare
+
+    ref, _, url = place.partition(":")
+    cell = connected(url, f"site-{os.getpid()}")
+
+    def fetch(path, connections, rate):
+        os.makedirs(path)
+        owner, job = SimpleNamespace(address={"ref": ref}), SimpleNamespace(directory=path)
+        nvflare(SimpleNamespace(owner=owner, cell=cell, job=job), to_disk=True)
+
+    return fetch
+
+
+_WAYS = {"raw": _raw, "curl": _curl, "nvflare": _nvflare}
 
 
 def _listen(lines):

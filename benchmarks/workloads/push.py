@@ -25,7 +25,7 @@ class _Prepared:
     @property
     def pids(self):
         """The other side, whose CPU and memory count too."""
-        return [self.owner.pid]
+        return self.owner.pids
 
     @property
     def workers(self):
@@ -35,9 +35,11 @@ class _Prepared:
     @property
     def url(self):
         address = self.owner.address
-        if "url" in address:
-            return address["url"]
-        return f"raw:{address['host']}:{address['port']}:{self.count}:{self.nbytes}"
+        if "url" not in address:
+            return f"raw:{address['host']}:{address['port']}:{self.count}:{self.nbytes}"
+        if "ref" in address:
+            return f"nvflare:{address['ref']}:{address['url']}"
+        return f"curl:{address['url']}" if "pids" in address else address["url"]
 
 
 def _sizes(job, count):
@@ -158,6 +160,18 @@ _EIGHT = Workload(
             "raw sockets + BLAKE3 + pwrite, eight at once",
             _at_once,
             _prepare("raw", 16, receivers=[{"count": 8}]),
+        ),
+        Contender(
+            "NVFlare 2.9 download_tensors_to_disk, eight at once",
+            _at_once,
+            _prepare("nvflare-8", 16, receivers=[{"count": 8}]),
+            needs=("nvflare", "torch"),
+        ),
+        Contender(
+            "nginx + curl, eight at once",
+            _at_once,
+            _prepare("nginx", 16, receivers=[{"count": 8}]),
+            programs=("nginx", "curl"),
         ),
         Contender("one by one", _one_by_one, _prepare("weighlock", 16, receivers=[{"count": 1}])),
         Contender("eight at once", _at_once, _prepare("weighlock", 16, receivers=[{"count": 8}])),

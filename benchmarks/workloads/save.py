@@ -17,7 +17,7 @@ def _check(job, prepared, result):
     import torch
     from safetensors import safe_open
 
-    _, tensors, path = prepared
+    _, tensors, path, *_ = prepared
     with safe_open(path, framework="pt") as file:
         assert set(file.keys()) == set(tensors)
         for name, tensor in tensors.items():

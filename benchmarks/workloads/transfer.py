@@ -17,6 +17,7 @@ __all__ = [
     "Lazily",
     "Sizes",
     "check",
+    "connected",
     "fetch",
     "nvflare",
     "prepare",
@@ -239,20 +240,24 @@ def _share_and_fetch(prepared, into=None):
 
 
 def prepare_nvflare(sizes, far=None):
-    def connect(job: Job):
-        import nvflare.app_opt.pt.tensor_downloader  # noqa: F401 - with it comes torch
-        from nvflare.fuel.f3.cellnet.cell import Cell
-
+    def begin(job: Job):
         prepared = prepare("nvflare", sizes, far=far)(job)
-        url = prepared.owner.address["url"]
-        cell = Cell(fqcn="site-1", root_url=url, secure=False, credentials={})
-        cell.start()
-        while "server" not in cell.core_cell.agents:  # its connection is not what is measured
-            time.sleep(0.05)
-        prepared.cell = cell
+        prepared.cell = connected(prepared.owner.address["url"], "site-1")
         return prepared
 
-    return connect
+    return begin
+
+
+def connected(url, name):
+    """A cell of NVFlare's that has its connection, and torch: neither is what is measured."""
+    import nvflare.app_opt.pt.tensor_downloader  # noqa: F401 - with it comes torch
+    from nvflare.fuel.f3.cellnet.cell import Cell
+
+    cell = Cell(fqcn=name, root_url=url, secure=False, credentials={})
+    cell.start()
+    while "server" not in cell.core_cell.agents:
+        time.sleep(0.05)
+    return cell
 
 
 def nvflare(prepared, to_disk):

@@ -33,6 +33,14 @@ def _from_files(prepared):
     return kind.from_pretrained(os.path.dirname(source), config=config, dtype=dtype)
 
 
+def _prepare_catalog(job: Job):
+    import ml_dtypes  # noqa: F401
+
+    import weighlock.formats.detect  # noqa: F401
+
+    return _prepare(job)
+
+
 def _from_catalog(prepared):
     import weighlock
 
@@ -53,6 +61,6 @@ WORKLOAD = Workload(
     "transformers from_pretrained, from files and from a catalog",
     (
         Contender("from_pretrained(directory)", _from_files, _prepare, _check, ("transformers",)),
-        Contender("state_dict=catalog", _from_catalog, _prepare, _check, ("transformers",)),
+        Contender("state_dict=catalog", _from_catalog, _prepare_catalog, _check, ("transformers",)),
     ),
 )
