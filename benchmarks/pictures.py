@@ -163,7 +163,7 @@ def panels(title, found):
                     for number, (_, value) in enumerate(points)
                 ]
                 path = " L".join(f"{x:.1f},{y:.1f}" for x, y in places)
-                kind = "other" if name.startswith("limit") else "ours"
+                kind = "other" if name == "limit" else "ours"
                 body.append(f'<path class="curve {kind}" d="M{path}"/>')
                 ends.append((places[-1][1], name))
             below = bottom
@@ -192,10 +192,11 @@ def _growth(report):
         time, memory = {}, {}
         for name, row in rows.items():
             what, _, label = name.rpartition(", ")
+            what = what.partition(":")[0]  # of a limit there is no room to tell more
             if what != "open":  # goes through headers only
                 time.setdefault(what, []).append((label, row.ns_per_byte))
             # Many receivers are one process here: what must not grow is the memory of their owner.
-            if what.startswith("limit"):
+            if what == "limit":
                 continue
             is_shared = label.endswith("receivers")
             mine = "all of them" if is_shared else what
