@@ -228,6 +228,7 @@ def draw_all(results=_RESULTS, directory=_DOCS):
         "raw sockets + BLAKE3, 4 connections": "raw sockets + BLAKE3",
         "NVFlare 2.9 download_tensors_to_disk": "NVFlare 2.9",
         "NVFlare 2.9 download_tensors": "NVFlare 2.9",
+        "weighlock, hashed by its owner within the time": "weighlock, hashed just then",
         "NVFlare WeightedAggregationHelper, bf16 sums in memory": "NVFlare 2.9, sums in bf16",
     }
     if wire:
