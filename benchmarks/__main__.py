@@ -57,8 +57,8 @@ def main():
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         # Of a small model for a quick look everything is small.
         warm = {} if options.quick else {"hold": stack.enter_context(Warm()).hold}
-        chosen = list(options.only or workloads.ALL)
-        for number, name in enumerate(chosen):
+        names = list(options.only or workloads.ALL)
+        for number, name in enumerate(names):
             workload = _with(workloads.ALL[name], options.contender)
             if options.quick and workload.is_curve:
                 workload = replace(workload, contenders=workload.contenders[:3])
@@ -89,7 +89,7 @@ def main():
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
                     file.write(document(tables, model, before))
-            if not any(workloads.ALL[n].source == workload.source for n in chosen[number + 1 :]):
+            if not any(workloads.ALL[n].source == workload.source for n in names[number + 1 :]):
                 os.unlink(source)  # on tmpfs it takes the memory of who comes later
     if options.quick:
         told = "all checked; promises are about real sizes, none was looked at"

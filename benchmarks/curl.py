@@ -5,7 +5,7 @@ import subprocess
 
 from benchmarks.contender import Contender
 
-__all__ = ["curl_contenders"]
+__all__ = ["curl_contenders", "run_curl"]
 
 _RANGES = 4
 _QUIETLY = ("--silent", "--show-error", "--fail", "--noproxy", "*")
@@ -16,7 +16,7 @@ def curl(prepared, *options):
     """The whole file, over one connection."""
     import weighlock
 
-    _run(*options, "--output", prepared.path, prepared.owner.address["url"])
+    run_curl(*options, "--output", prepared.path, prepared.owner.address["url"])
     return weighlock.open(prepared.path)
 
 
@@ -29,11 +29,12 @@ def _in_ranges(prepared):
         paths.append(f"{prepared.path}.{number}")
         arguments += ["--next", *_QUIETLY] if number else []
         arguments += ["--range", f"{first}-{end - 1}", "--output", paths[-1], url]
-    _run(*arguments)
+    run_curl(*arguments)
     return paths
 
 
-def _run(*arguments):
+def run_curl(*arguments):
+    """One run of it, without progress and past any proxy."""
     subprocess.run(["curl", *_QUIETLY, *arguments], check=True)
 
 

@@ -110,11 +110,7 @@ def _weighlock(arrays, directory, host, tls):
     if tls:
         options = dict(zip(("tls_cert", "tls_key"), certificate(directory), strict=True))
     server = _server(host, **options)
-    tensors = bf16(arrays)
-    cpu, start = time.process_time(), time.perf_counter()
-    share = server.share(tensors)
-    took = time.perf_counter() - start
-    return {"url": share.url, "hash_s": took, "hash_cpu_s": time.process_time() - cpu}
+    return {"url": server.share(bf16(arrays)).url}
 
 
 def _nvflare(arrays, host, receivers=1):
@@ -196,10 +192,11 @@ def _nginx(arrays, directory, host):
             if process.poll() is not None:
                 raise
             time.sleep(0.02)
-    pids = []
-    while len(pids) <= _WORKERS:  # it listens before it has them
+    workers = []
+    while len(workers) < _WORKERS and process.poll() is None:  # it listens before it has them
         with open(f"/proc/{process.pid}/task/{process.pid}/children") as children:
-            pids = [process.pid, *map(int, children.read().split())]
+            workers = [int(pid) for pid in children.read().split()]
+    pids = [process.pid, *workers]
     size = os.path.getsize(os.path.join(place, "model.safetensors"))
     return {"url": f"http://{host}:{port}/model.safetensors", "size": size, "pids": pids}
 

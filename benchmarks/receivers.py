@@ -94,10 +94,10 @@ def _raw(place):
 
 def _curl(url):
     """Over one connection."""
-    quietly = ("--silent", "--show-error", "--fail", "--noproxy", "*")
+    from benchmarks.curl import run_curl
 
     def fetch(path, connections, rate):
-        subprocess.run(["curl", *quietly, "--output", path, url], check=True)
+        run_curl("--output", path, url)
 
     return fetch
 

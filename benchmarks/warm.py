@@ -134,9 +134,10 @@ def _free():
             zones = file.readlines()
     except OSError:  # kept from us, as in some containers: as if all of it were whole
         zones = []
-    if not zones or _allowed() is not None:
+    allowed = _allowed()
+    if not zones or allowed is not None:
         free = os.sysconf("SC_AVPHYS_PAGES") * mmap.PAGESIZE
-        return min(free, _allowed() or free), _BROKEN_FREE
+        return free if allowed is None else min(free, allowed), _BROKEN_FREE
     for zone in zones:
         for order, count in enumerate(map(int, zone.split()[4:])):
             free = count * mmap.PAGESIZE << order

@@ -7,8 +7,7 @@ import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from types import TracebackType
-from typing import Literal, Self, TypeAlias, TypedDict, get_args
+from typing import Literal, TypeAlias, TypedDict, get_args
 
 from weighlock.abort import Abort
 from weighlock.combining.contributors import (
@@ -41,6 +40,7 @@ from weighlock.errors import CombineError, WeighlockError
 from weighlock.formats.grouping import written_groups
 from weighlock.formats.safetensors import check_metadata
 from weighlock.formats.save import check_texts
+from weighlock.lifetimes import Lifetime
 from weighlock.limits import Limits
 from weighlock.sources.access import Access
 from weighlock.sources.resting import descriptors_to_hold
@@ -239,7 +239,7 @@ class Combination:
         )
 
 
-class _Opened:
+class _Opened(Lifetime):
     """Contributors that were opened for a call, each until it is lost or the call is over.
 
     A contributor stays open while others are lost: an owner that waits for its receiver would take
@@ -255,23 +255,14 @@ class _Opened:
             rests=count > CONNECTED,
             limits=_shared_out(options.get("limits") or Limits(), count),
         )
-        self._theirs = options.get("abort") or Abort()
         self._catalogs: dict[str, Catalog] = {}
         self._uses: dict[str, ExitStack] = {}
         self._all = ExitStack()
-
-    def __enter__(self) -> Self:
-        theirs = self._theirs
+        theirs = options.get("abort") or Abort()
         self._all.enter_context(theirs.waking(lambda: self.abort.set(theirs.reason)))
-        return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._all.__exit__(kind, error, traceback)
+    def _leave(self, error: BaseException | None) -> None:
+        _end(self._all, error)
 
     def catalog(self, number: int, value: Combinable, label: str) -> Catalog:
         """The catalog of one, opened if it was not yet.
@@ -293,7 +284,12 @@ class _Opened:
     def close(self, label: str, error: WeighlockError) -> None:
         """Let go of one that was lost; its owner is told, if it can be."""
         self._catalogs.pop(label, None)
-        self._uses.pop(label).__exit__(type(error), error, error.__traceback__)
+        _end(self._uses.pop(label), error)
+
+
+def _end(stack: ExitStack, error: BaseException | None) -> None:
+    """Tell all that were entered how it ended."""
+    stack.__exit__(type(error) if error else None, error, error.__traceback__ if error else None)
 
 
 def _directory(out: Out) -> str | None:
