@@ -68,8 +68,8 @@ class Mean(Lifetime):
         directory: where the accumulator lies; made if it is not there. What a process that died
             left in it is taken up: `weights` tells who is in. In a spool the accumulator is this
             object's alone, counts against the quota, and goes with it or with the spool.
-        accumulate: "f32" or "f64", the precision of the mean so far. If not given, float32 for
-            results of 16 bits and less, float64 for others.
+        accumulate: "f32" or "f64", the precision of the mean so far, which is float64 for numbers
+            of 64 bits. If not given, float32 for results of 16 bits and less, float64 for others.
         integers: as for `mean`.
         finite: refuse NaN and infinity.
         **options: as `mean` takes them.

@@ -40,8 +40,8 @@ def mean(
             mapping of names to them, and errors and reports then use the names.
         weights: from 0 on; all the same if not given.
         out: the file to write, or a spool; the result is in memory if not given.
-        accumulate: "f32" sums in float32 and leaves it at that. Otherwise every element is its
-            float64 sum, rounded once.
+        accumulate: "f32" sums in float32 and leaves it at that, except for numbers of 64 bits.
+            Otherwise every element is its float64 sum, rounded once.
         integers: what becomes of integers and bools that are not the same everywhere: "equal"
             refuses them, "first" takes the first contributor's, "max" the largest, "round" the
             nearest integer to the mean.
