@@ -4,6 +4,7 @@ import contextlib
 import gc
 import socket
 import struct
+import sys
 import threading
 import time
 
@@ -17,6 +18,7 @@ from waiting import until
 from weighlock import Abort, Access, Credential, Limits
 from weighlock.errors import Aborted, PeerLost, TransferTimeout
 from weighlock.sources.access import Address
+from weighlock.sources.connections import Connections
 from weighlock.sources.http_client import Connection
 from weighlock.transfer.sending import Sender
 
@@ -194,3 +196,24 @@ def test_who_resets_before_hands_are_shaken_leaves_no_socket_open():
         with pytest.raises(ConnectionResetError):
             tls.wrap_socket(ours, server_hostname="h", do_handshake_on_connect=False)
         gc.collect()  # it would be warned of
+
+
+def test_sockets_that_are_older_than_who_keeps_them_are_closed_by_him(monkeypatch):
+    """The collector may end the oldest of a ring first, and a socket that ends by itself warns."""
+    told = []
+    monkeypatch.setattr(sys, "unraisablehook", lambda raised: told.append(str(raised.exc_value)))
+    with weighlock.Server() as server:
+        url = server.share({"a": np.ones(4)}).url
+        first = Connections("first")
+        with first.lease(Address.of(url)) as connection:
+            connection.request("GET", Address.of(url), {}).read()
+        ring = [Connections("second")]
+        ring.append(ring)
+        with ring[0].lease(Address.of(url)) as other:
+            other.request("GET", Address.of(url), {}).read()
+        kept, older = ring[0]._own().idle, first._own().idle
+        kept[:], older[:] = older[:], kept[:]
+        del ring, kept, connection, other
+        gc.collect()
+        first.close()
+    assert not told

@@ -54,6 +54,8 @@ class Connections:
         """Origins that have spoken TLS."""
         self._closed = False
         self._forget = self.abort.on_set(_weakly(self.shut))
+        # Not `__del__`: of a ring of garbage, the sockets might be ended before who closes them.
+        weakref.finalize(self, _let_go, self._own, self._forget)
 
     @property
     def is_closed(self) -> bool:
@@ -78,13 +80,6 @@ class Connections:
         """Wake every thread that waits for a reply; it will see a lost peer."""
         for connection in list(self._own().leased):
             connection.shut()
-
-    def __del__(self) -> None:
-        if hasattr(self, "_forget"):
-            self._forget()
-        for own in getattr(self, "_own", ()):
-            for connection in own.idle:
-                connection.close()
 
     @contextlib.contextmanager
     def lease(self, address: Address, *, is_kept: bool = True) -> Iterator[Connection]:
@@ -162,3 +157,11 @@ class _Own:
         self.lock = threading.Lock()
         self.idle: list[Connection] = []
         self.leased: set[Connection] = set()
+
+
+def _let_go(every: PerProcess[_Own], forget: Callable[[], None]) -> None:
+    """Close what nobody closed."""
+    forget()
+    for own in every:
+        for connection in own.idle:
+            connection.close()
