@@ -126,3 +126,22 @@ def test_after_an_abort_only_last_words_are_said(make_receipt):
         with pytest.raises(Aborted, match="enough"):
             receipt.say(word)
     assert receipt.say("aborted") == Said()
+
+
+@pytest.mark.parametrize(
+    ("word", "is_heard"), [("started", False), ("alive", False), ("failed", True), ("aborted", True)]
+)
+def test_what_wakes_others_does_not_silence_a_last_word(make_receipt, owner, word, is_heard):
+    # An abort wakes one after the other: the first may stop and say so before the last is woken.
+    receipt = make_receipt()
+
+    def answer(request):
+        receipt.shut()
+        return answered()
+
+    owner.answer = answer
+    if is_heard:
+        assert receipt.say(word) == Said()
+    else:
+        with pytest.raises(PeerLost):
+            receipt.say(word)

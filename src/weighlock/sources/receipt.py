@@ -134,7 +134,7 @@ class Receipt:
             self._drop()
 
     def shut(self) -> None:
-        """Wake the thread that waits for an answer; it will see a lost peer."""
+        """Wake the thread that waits for an answer; it will see a lost peer. Not with its last word."""
         speaking = self._speaking
         if speaking is not None:
             speaking.shut()
@@ -151,7 +151,9 @@ class Receipt:
         headers = {"Content-Type": "application/json"}
         if self._mac is not None:
             headers["Weighlock-Mac"] = self._mac
-        self._speaking = connection
+        # A last word is brief. Whoever stops because of an abort may say so while that abort still
+        # wakes others, and must not be silenced by it.
+        self._speaking = None if is_last else connection
         try:
             if not is_last:
                 self._abort.check()  # after it can be shut: whoever says stop now is heard
