@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 # Most of a run is waiting for processes: two at a time, a file of tests never split.
 TOGETHER := --numprocesses 2 --dist loadfile
 
-.PHONY: demo test quick bench lint tools bench-tools compiled clean
+.PHONY: demo test quick bench lint tools bench-tools bytecode clean
 
 # Programs and the packages they come in, installed as root where they are missing.
 install_tools = for pair in $(1); do \
@@ -14,14 +14,14 @@ install_tools = for pair in $(1); do \
 		echo "$${pair%%:*} could not be installed"; \
 	done
 
-demo: $(VENV)/installed compiled
+demo: $(VENV)/installed bytecode
 	$(BIN)/weighlock demo
 
-test: $(VENV)/tests-installed tools lint compiled
+test: $(VENV)/tests-installed tools lint bytecode
 	$(BIN)/python -m pytest $(TOGETHER)
 	$(BIN)/python -m benchmarks --quick
 
-quick: $(VENV)/tests-installed lint compiled
+quick: $(VENV)/tests-installed lint bytecode
 	$(BIN)/python -m pytest $(TOGETHER) -m "not slow and not root and not memory"
 
 bench: bench-tools
@@ -39,7 +39,7 @@ bench-tools:
 
 # pip compiles what it installs, but not what it installs as editable: where PYTHONDONTWRITEBYTECODE
 # is set, every process would compile it anew, which takes longer than all it imports.
-compiled: $(VENV)/installed
+bytecode: $(VENV)/installed
 	@$(BIN)/python -m compileall -q src
 
 lint: $(VENV)/tests-installed
@@ -50,7 +50,8 @@ lint: $(VENV)/tests-installed
 $(VENV)/bin/python:
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/installed: pyproject.toml | $(VENV)/bin/python
+# Installing compiles the arithmetic of means, if there is a compiler.
+$(VENV)/installed: pyproject.toml hatch_build.py src/weighlock/combining/compiled.c | $(VENV)/bin/python
 	$(BIN)/pip install --quiet --editable .
 	touch $@
 
@@ -60,4 +61,4 @@ $(VENV)/tests-installed: pyproject.toml tests/requirements.txt | $(VENV)/install
 	touch $@
 
 clean:
-	rm -rf $(VENV) .bench-venv .pytest_cache .mypy_cache .ruff_cache
+	rm -rf $(VENV) .bench-venv src/weighlock/combining/*.so .pytest_cache .mypy_cache .ruff_cache

@@ -9,6 +9,9 @@ __all__ = ["enter"]
 
 _HERE = os.path.dirname(os.path.abspath(__file__))
 _ROOT = os.path.dirname(_HERE)
+_COMPILED = ("../hatch_build.py", "../src/weighlock/combining/compiled.c")
+"""Installing compiles: if these change, it is done again."""
+
 _PLACE = os.path.join(_ROOT, ".bench-venv")
 
 
@@ -18,6 +21,7 @@ def enter():
     if os.path.realpath(sys.prefix) == os.path.realpath(_PLACE):
         return
     wanted = _read("requirements.txt") + _read("requirements-bare.txt")
+    wanted += "".join(map(_read, _COMPILED))
     marker = os.path.join(_PLACE, "installed")
     if _installed(marker) != wanted:
         print(f"making {os.path.relpath(_PLACE)} for the peers; this takes a few minutes once")

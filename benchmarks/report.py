@@ -117,6 +117,8 @@ def dated(text, command, repeats, where):
 
 def document(tables, model, before=""):
     """The whole report: these tables, and those of the report before that they do not replace."""
+    from weighlock.combining import compiled  # not before the peers' environment is entered
+
     versions = []
     for name in _PACKAGES:
         try:
@@ -124,6 +126,7 @@ def document(tables, model, before=""):
         except metadata.PackageNotFoundError:
             continue
     versions += [found for found in map(_program, _PROGRAMS) if found]
+    means = "compiled" if compiled.is_built() else "made by numpy"
     pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGESIZE")
     kept = {_title(section): section for section in _sections(before)}
     kept |= {_title(section): section for section in tables}
@@ -136,7 +139,8 @@ def document(tables, model, before=""):
             "within a table only. The machine and the versions are those of the last run:",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
-            f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}.",
+            f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}. "
+            f"Our means were {means}.",
             "",
             *kept.values(),
         ]

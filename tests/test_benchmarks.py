@@ -1,5 +1,6 @@
 """What the benchmarks decide by themselves: when a line delivers, when a promise is met."""
 
+import subprocess
 import sys
 from pathlib import Path
 
@@ -64,3 +65,10 @@ def test_a_contender_that_fails_is_told_and_the_others_go_on(tmp_path):
     assert skipped["wrong"].startswith("failed: ")
     assert len(samples["right"]) == 2
     assert list(tmp_path.iterdir()) == []
+
+
+def test_it_begins_where_nothing_is_installed():
+    """`make bench` starts with the system's Python, and makes the environment of the peers."""
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-S", "-m", "benchmarks", "--help"]
+    subprocess.run(command, cwd=root, check=True, capture_output=True)

@@ -161,6 +161,11 @@ def _weighlock(prepared):
     weighlock.mean(paths, _WEIGHTS, out).close()
 
 
+def _prepare_by_numpy(job: Job):
+    os.environ["WEIGHLOCK_COMPILED"] = "0"
+    return _prepare("ml_dtypes", "weighlock.combining.mean")(job)
+
+
 def _weighlock_in_memory(prepared):
     """The result where NVFlare's aggregator leaves it."""
     import weighlock
@@ -261,6 +266,12 @@ ALL = (
                 "weighlock, the result in memory",
                 _weighlock_in_memory,
                 _prepare("ml_dtypes", "weighlock.combining.mean"),
+                _check(0.51),
+            ),
+            Contender(
+                "weighlock, not compiled: sums by numpy",
+                _weighlock,
+                _prepare_by_numpy,
                 _check(0.51),
             ),
         ),

@@ -8,7 +8,7 @@ import pytest
 from unit.combining_samples import BF16
 from unit.test_combining_sums import CASES, reference, shares
 from weighlock import DType
-from weighlock.combining.bf16 import sum_bf16
+from weighlock.combining.bf16 import add_one_by_one, add_rows, sum_bf16
 from weighlock.combining.desk import Desk
 from weighlock.combining.rounding import narrow
 
@@ -137,3 +137,14 @@ def test_zeros_are_decided():
         found = summed([np.zeros(20_000, BF16)] * 3, weights, desk)
         assert not found.any()
     assert not desk.hints
+
+
+@pytest.mark.parametrize("kind", [BF16, np.float16, np.float32, np.float64])
+@pytest.mark.parametrize("size", [1, 2, 3, 1000])
+def test_float64_sums_have_the_same_bits_where_numpy_multiplies_and_adds_in_one_step(kind, size):
+    rows = np.random.default_rng(size).standard_normal((9, size)).astype(kind)
+    weights = np.array(shares(9))
+    together, one_by_one = np.empty(size), np.empty(size)
+    add_rows(weights, rows, together)
+    add_one_by_one(weights, rows, one_by_one)
+    assert together.tobytes() == one_by_one.tobytes()

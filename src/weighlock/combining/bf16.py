@@ -23,7 +23,7 @@ from weighlock.combining.rounding import put_bf16_of_single, to_odd
 from weighlock.tensors.arrays import Array
 from weighlock.tensors.dtypes import DType
 
-__all__ = ["add_rows", "sum_bf16"]
+__all__ = ["add_one_by_one", "add_rows", "sum_bf16"]
 
 _BF16 = DType.BF16.numpy
 
@@ -52,8 +52,8 @@ _LEAST, _LARGEST = 2.0**-126, 3e38
 
 _TURNED = np.uint16(-2 % 2**16)
 
-_HALF, _BEHIND, _CUT = np.uint32(0x8000), np.uint32(0xFFFF), np.uint32(16)
-"""Of the bits of float32: half of bf16's last place, all behind that place, and how many."""
+_HALF, _CUT = np.uint32(0x8000), np.uint32(16)
+"""Of the bits of float32: half of bf16's last place, and how many are behind that place."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +63,8 @@ class _Weights:
     double: Array
     single: Array
     sizes: Array
-    part_of: Array
-    """Of how many sums on the way a product is a part at the most, the smallest product first."""
+    off_by: Array
+    """What share of a product a sum may be off at the most, the smallest product first."""
     is_single_good: bool
     """Whether float32 has numbers for them."""
     grain: float | None
@@ -84,7 +84,10 @@ class _Weights:
         # one product comes after the other, the largest first: the last is part of one sum, the one
         # before of two, the first two of all.
         part_of = np.minimum(np.arange(1.0, len(weights) + 1), len(weights) - 1)
-        return cls(double, single, sizes, part_of, is_good, grain if is_coarse else None)
+        # Each sum is off by 2**-24 of itself at the most. And so is the weight that was rounded,
+        # its product, and an end of the interval. A little more covers what errors of errors are.
+        off_by = 2.0**-24 * 1.001 * (part_of + 3)
+        return cls(double, single, sizes, off_by, is_good, grain if is_coarse else None)
 
 
 def sum_bf16(weights: tuple[float, ...], bits: Array, result: Array, desk: Desk) -> bool:
@@ -123,24 +126,45 @@ def add_rows(weights: Array, values: Array, out: Array) -> None:
         pair = np.empty(2, out.dtype)
         add_rows(weights, np.repeat(values, 2, axis=1), pair)
         out[0] = pair[0]
-        return
-    np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
+    elif out.dtype == np.float64 and _einsum_fuses():
+        add_one_by_one(weights, values, out)
+    else:
+        np.einsum("i,ij->j", weights, values, out=out, dtype=out.dtype, casting="unsafe")
+
+
+def add_one_by_one(weights: Array, values: Array, out: Array) -> None:
+    """The same, with every product and every sum rounded by itself."""
+    out[...] = 0
+    for weight, row in zip(weights, values, strict=True):
+        out += np.multiply(row, weight, dtype=out.dtype, casting="unsafe")
+
+
+@functools.cache
+def _einsum_fuses() -> bool:
+    """Whether this numpy multiplies and adds in one step, as on ARM.
+
+    Then a product is not rounded before it is added, and sums have other last bits than elsewhere.
+    """
+    number = 1 + 2.0**-30
+    square = np.full(64, number * number)  # rounded
+    rows = np.stack([-square, np.full(64, number)])
+    return bool(np.einsum("i,ij->j", np.array([1.0, number]), rows).any())
 
 
 def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bool:
     """The sums of a run of pieces, all equally long."""
     largest = _largest_products(weights.sizes, bits)
-    totals = largest.sum(axis=0)  # which no sum is beyond
-    if not (totals < _LARGEST).all():
+    totals = np.add.reduce(largest, axis=0)  # which no sum is beyond
+    if not np.maximum.reduce(totals) < _LARGEST:
         return False
-    sums = desk.array("sums", result.shape, np.float32)
+    sums = desk.array("sums", (2, result.size), np.float32)
     desk.align_casts(np.float32)
-    add_rows(weights.single, bits.view(_BF16), sums)
+    add_rows(weights.single, bits.view(_BF16), sums[1])
     is_open = desk.array("open", result.shape, np.bool_)
-    margins = _off_by(weights, largest, totals)
+    margins = _margins(weights, largest, totals)
     most = max(_FEW, result.size // _MOST_OPEN)
     if weights.grain is None:
-        _round_by_margin(sums, margins, result, is_open, desk)
+        _round_by_margin(sums, margins, result, is_open)
     else:
         _round_exact(sums, bits, _least_exact(weights.grain, totals), result, is_open, desk)
         if np.count_nonzero(is_open) > most:  # a margin may tell of some of them
@@ -148,16 +172,17 @@ def _sum_pieces(weights: _Weights, bits: Array, result: Array, desk: Desk) -> bo
                 desk.array("row", result.shape, np.uint16),
                 desk.array("also", result.shape, bool),
             )
-            _round_by_margin(sums, margins, *others, desk)
+            _round_by_margin(sums, margins, *others)
             is_open &= others[1]
-    again = np.flatnonzero(is_open)
+    (again,) = is_open.nonzero()
     if again.size > most:
         return False
     for begin in range(0, again.size, _AGAIN_COLUMNS):
         columns = again[begin : begin + _AGAIN_COLUMNS]
-        # Not `take`: of rows that do not lie end to end it makes a copy first, of all of them.
-        # And row by row, as everywhere: the order in which numbers are added is then the same.
-        some = np.ascontiguousarray(bits[:, columns])
+        some = np.empty((len(bits), columns.size), np.uint16)
+        # One row after the other, not all in one call: a core sees along a row what it needs next.
+        for row, found in zip(bits, some, strict=True):
+            row.take(columns, out=found, mode="clip")  # "raise" would make a copy, to be undone
         result[columns] = _sum_again(weights.double, some)
     return True
 
@@ -172,36 +197,35 @@ def _largest_products(sizes: Array, bits: Array) -> Array:
     return products
 
 
-def _off_by(weights: _Weights, largest: Array, totals: Array) -> Array:
+def _margins(weights: _Weights, largest: Array, totals: Array) -> Array:
     """More than what float32 sums of products are off, none of which is beyond the largest."""
-    # A weight is rounded, its product, every sum on the way, and an end of the interval: each is
-    # off by 2**-24 of itself at the most; or by 2**-150, next to zero.
-    sums = weights.part_of @ np.sort(largest, axis=0)
-    bounds: Array = 2.0**-24 * 1.001 * (3 * totals + sums) + (len(largest) + 2) * 2.0**-148
-    margins: Array = np.nextafter(bounds.astype(np.float32), np.float32(np.inf))
-    margins[totals == 0] = 0  # nothing but zeros
+    bounds = weights.off_by @ np.sort(largest, axis=0)
+    bounds += (len(largest) + 2) * 2.0**-148  # next to zero, each is off by 2**-150 at the most
+    bounds *= totals != 0  # nothing but zeros
+    margins: Array = bounds.astype(np.float32)
     return margins
 
 
-def _round_by_margin(
-    sums: Array, margins: Array, result: Array, is_open: Array, desk: Desk
-) -> None:
+def _round_by_margin(sums: Array, margins: Array, result: Array, is_open: Array) -> None:
     """Round sums, which are not kept, and mark which of them are open.
 
     A sum lies strictly between both ends. Where these are cut to the same number after half of its
     last place was added, the sum is not half-way between two, and that number is the nearest.
+
+    Args:
+        sums: in the second row; the first is room for as many.
+        margins: one for each piece.
+        result: for the bits of bf16.
+        is_open: for as many marks.
     """
-    pieces = len(margins), -1
-    low, high = desk.array("ends", sums.shape, np.float32), sums
-    np.subtract(sums.reshape(pieces), margins[:, None], out=low.reshape(pieces))
-    np.add(sums.reshape(pieces), margins[:, None], out=high.reshape(pieces))
-    low_bits, high_bits = low.view(np.uint32), high.view(np.uint32)
-    low_bits += _HALF
-    high_bits += _HALF
-    low_bits ^= high_bits
-    high_bits >>= _CUT
-    np.copyto(result, high_bits, casting="unsafe")
-    np.greater(low_bits, _BEHIND, out=is_open)
+    low, high = sums.reshape(2, len(margins), -1)
+    np.subtract(high, margins[:, None], out=low)
+    high += margins[:, None]
+    ends = sums.view(np.uint32)
+    ends += _HALF
+    ends >>= _CUT
+    np.copyto(result, ends[1], casting="unsafe")
+    np.not_equal(ends[0], ends[1], out=is_open)
 
 
 def _least_exact(grain: float, totals: Array) -> Array:
@@ -220,11 +244,20 @@ def _least_exact(grain: float, totals: Array) -> Array:
 def _round_exact(
     sums: Array, bits: Array, least: Array, result: Array, is_open: Array, desk: Desk
 ) -> None:
-    """Round sums, and mark which of them may not be exact."""
-    put_bf16_of_single(sums, result, desk.array("ends", sums.shape, np.uint32))
+    """Round sums, and mark which of them may not be exact.
+
+    Args:
+        sums: in the second row; the first is room for as many.
+        bits: what was added.
+        least: bits of the least number of which a sum is exact, for each piece.
+        result: for the bits of bf16.
+        is_open: for as many marks.
+        desk: buffers.
+    """
+    put_bf16_of_single(sums[1], result, sums[0].view(np.uint32))
     # Times -2, bits lose their sign, and of all but zero the smallest number comes out largest.
-    smallest = desk.array("smallest", sums.shape, np.uint16)
-    row = desk.array("row", sums.shape, np.uint16)
+    smallest = desk.array("smallest", result.shape, np.uint16)
+    row = desk.array("row", result.shape, np.uint16)
     np.multiply(bits[0], _TURNED, out=smallest)
     for other in bits[1:]:
         np.maximum(smallest, np.multiply(other, _TURNED, out=row), out=smallest)

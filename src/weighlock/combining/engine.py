@@ -29,7 +29,7 @@ from weighlock.combining.plan import (
     plan_blocks,
     row_bytes,
 )
-from weighlock.combining.rounding import numbers_per_unit, unit_bytes
+from weighlock.combining.rounding import numbers_per_unit
 from weighlock.combining.rows import KeepsBlocks, Rows, is_remote, remote_sources
 from weighlock.errors import (
     Aborted,
@@ -179,10 +179,7 @@ class _Run:
     def _work(self) -> None:
         desk = Desk()
         try:
-            while self._failure is None:
-                taken = self._take()
-                if taken is None:
-                    return
+            while (taken := self._take()) is not None:
                 self._finish(taken, desk)
         except BaseException as error:
             with self._lock:
@@ -283,14 +280,14 @@ class _Run:
         return Lost(part.owners[row], error) if is_loss(error) else error
 
     def _finish(self, taken: _Taken, desk: Desk) -> None:
-        part, block = taken.rows.part, taken.block
-        for row in range(len(part.refs)):
+        rows, block = taken.rows, taken.block
+        part = rows.part
+        for row in rows.fill(block.first, block.units, taken.buffer.views):
             if row in taken.coming:
                 self._await(taken.coming[row])
             else:
                 self._read(taken, row)
-        width = unit_bytes(part.spec.dtype)
-        start, length = block.first * width, block.units * width
+        start, length = block.first * rows.made_width, block.units * rows.made_width
         room = self._target.room(part.spec, start, length)
         buffer = self._delivery.buffer() if room is None else room
         out = buffer[:length]
@@ -298,18 +295,18 @@ class _Run:
             with np.errstate(all="ignore"):  # what is not finite is looked for, and told, by us
                 part.how.combine(taken.buffer.rows[: len(part.refs)], block.units, out, desk)
         except Fault as fault:
-            self._check(taken.rows)  # of a file that changed, this is said rather than what it held
+            self._check(rows)  # of a file that changed, this is said rather than what it held
             raise self._refused(part, block, fault) from fault
         if room is None:
             self._delivery.put(part.spec, start, length, buffer)
         with self._lock:
             self._free.append(taken.buffer)
-            self._done += block.units * sum(taken.rows.widths)
+            self._done += block.units * rows.read_width
             done = self._done
-            taken.rows.left -= block.units
-            is_last = not taken.rows.left
+            rows.left -= block.units
+            is_last = not rows.left
         if is_last:
-            self._check(taken.rows)
+            self._check(rows)
             self._open.pop(block.part).close()
         if self._setting.progress is not None:
             self._setting.progress(done, self._total)

@@ -7,8 +7,8 @@ without a name.
 
 import contextlib
 import os
-from collections.abc import Iterable, Iterator
-from typing import Protocol, runtime_checkable
+from collections.abc import Iterable, Iterator, Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from weighlock.abort import Abort
 from weighlock.combining.plan import Part
@@ -71,12 +71,15 @@ class Rows:
         self.part = part
         self._abort = abort
         self.widths = [unit_bytes(ref.dtype) for ref in part.refs]
+        self.read_width = sum(self.widths)
+        self.made_width = unit_bytes(part.spec.dtype)
         self.left = part.units
         """Units not yet done; for who closes."""
         self._places: list[memoryview | tuple[Readable, int] | None] = [
             _place(ref) for ref in part.refs
         ]
-        self._files: dict[int, tuple[FileSource, int]] = {}
+        self._files: dict[int, _Held] = {}
+        self._others: list[int] = []
         self._uses = contextlib.ExitStack()
         self._directory = directory
         self._scratch: Scratch | None = None
@@ -89,7 +92,10 @@ class Rows:
         """
         place = self._places[row]
         if isinstance(place, tuple) and isinstance(place[0], FileSource) and place[0].is_held:
-            self._files[row] = place[0], self._uses.enter_context(place[0].descriptor())
+            fd = self._uses.enter_context(place[0].descriptor())
+            self._files[row] = _Held(place[0], fd, place[1], self.widths[row])
+        else:
+            self._others.append(row)
         if place is not None:
             return
         ref = self.part.refs[row]
@@ -104,6 +110,24 @@ class Rows:
         span = self._scratch.append(heeding(ref.pieces(), self._abort), ref.nbytes)
         self._places[row] = self._scratch, span.offset
 
+    def fill(self, first: int, units: int, buffers: Sequence[memoryview]) -> list[int]:
+        """Read so many units of every row that lies in a file that is held, with one call each.
+
+        Returns:
+            The rows that are left to be read otherwise: what does not come so is for its source to
+            read, or to tell of.
+        """
+        left = self._others.copy()
+        for row, (_, fd, offset, width) in self._files.items():
+            length = units * width
+            try:
+                count = os.preadv(fd, (buffers[row][:length],), offset + first * width)
+            except OSError:
+                count = -1
+            if count != length:
+                left.append(row)
+        return left
+
     def read_into(self, row: int, start: int, buffer: memoryview) -> None:
         """Fill the buffer from that byte of the row on; what came counts once it is checked."""
         place = self._places[row]
@@ -112,16 +136,13 @@ class Rows:
             buffer[:] = place[start : start + len(buffer)]
         elif len(buffer):
             source, offset = place
-            file = self._files.get(row)
-            if file is None or not _is_filled(file[1], offset + start, buffer):
-                source.read_into(offset + start, buffer)
+            source.read_into(offset + start, buffer)
 
     def check(self, row: int) -> None:
         """Raise if the row comes from a file that changed since it was opened."""
         file = self._files.get(row)
         if file is not None:
-            source, fd = file
-            source.check(fd)
+            file.source.check(file.fd)
 
     def close(self) -> None:
         """Let go of what was laid down, and of files."""
@@ -138,16 +159,17 @@ def heeding(pieces: Iterable[memoryview], abort: Abort) -> Iterator[memoryview]:
         yield piece
 
 
+class _Held(NamedTuple):
+    """Where a row lies in a file that stays open."""
+
+    source: FileSource
+    fd: int
+    offset: int
+    width: int
+
+
 class _Left(Exception):
     """Ends the use of a file without a look at what became of it."""
-
-
-def _is_filled(fd: int, offset: int, buffer: memoryview) -> bool:
-    """Read with one call; whatever does not come so is for the source to read, or to tell of."""
-    try:
-        return os.preadv(fd, [buffer], offset) == len(buffer)
-    except OSError:
-        return False
 
 
 def _place(ref: TensorRef) -> memoryview | tuple[Readable, int] | None:

@@ -1,12 +1,14 @@
 """Order statistics of a block, element by element: the mean of what is left of the sorted values.
 
-Pure arithmetic. The median is the case in which one value is left, or two.
+Pure arithmetic. The median is the case in which one value is left, or two. Compiled code makes it
+where there is any (`compiled`); numpy makes what that does not, and says what is wrong.
 """
 
 from dataclasses import dataclass
 
 import numpy as np
 
+from weighlock.combining.compiled import trimmed_mean
 from weighlock.combining.desk import Desk, not_finite, step_units
 from weighlock.combining.integers import nearest, rounded_to
 from weighlock.combining.rounding import narrow, numbers_per_unit, unit_bytes, unit_dtype
@@ -33,6 +35,11 @@ class TrimmedMean:
     finite: bool = True
 
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        if not trimmed_mean(self.dtypes, self.cut, rows, units, out, desk):
+            self.combine_by_numpy(rows, units, out, desk)
+
+    def combine_by_numpy(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        """As `combine`, for whatever dtypes and numbers."""
         dtype = self.dtypes[0]
         per, width = numbers_per_unit(dtype), unit_bytes(dtype)
         step = step_units(len(self.dtypes))
@@ -52,8 +59,8 @@ class TrimmedMean:
                 means = _added(left)
                 means /= len(left)
                 _mend_overflows(means, left)
-                if dtype is DType.F64:  # of others, rounding hides what the sum is off
-                    np.clip(means, left[0], left[-1], out=means)
+                np.clip(means, left[0], left[-1], out=means)  # of F64 a sum may be off
+            means += 0.0  # one kind of zero: which of two came last, sorting does not tell
             means[np.isnan(values[-1])] = np.nan
             if dtype.is_float:
                 narrow(means, dtype, target)

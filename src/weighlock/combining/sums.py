@@ -1,6 +1,8 @@
 """Weighted sums of a block, rounded once. Pure arithmetic: who is summed, and why, it is not told.
 
-Every result is the float64 sum rounded to its dtype; how that is had faster for bf16, `bf16` knows.
+Every result is the float64 sum rounded to its dtype. Compiled code makes most of them where there
+is any (`compiled`). numpy makes the others, and all where there is none; how it is had faster for
+bf16 then, `bf16` knows.
 """
 
 from dataclasses import dataclass
@@ -8,6 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from weighlock.combining.bf16 import add_rows, sum_bf16
+from weighlock.combining.compiled import weighted_sum
 from weighlock.combining.desk import Desk, Fault, not_finite, step_units
 from weighlock.combining.integers import beyond_floats, rounded_to
 from weighlock.combining.rounding import (
@@ -49,7 +52,19 @@ class WeightedSum:
     is_mean: bool = False
 
     def combine(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
-        if {self.dtype, *self.dtypes} == {DType.BF16} and not self.single:
+        if not self._try_compiled(rows, units, out):
+            self.combine_by_numpy(rows, units, out, desk)
+
+    def _try_compiled(self, rows: Array, units: int, out: Array) -> bool:
+        """Returns whether compiled code has made it. If not, numpy will, or say what is wrong."""
+        if self.single or self._is_mean_of(np.float64):
+            return False
+        return weighted_sum(self.dtypes, self.weights, self.dtype, rows, units, out)
+
+    def combine_by_numpy(self, rows: Array, units: int, out: Array, desk: Desk) -> None:
+        """As `combine`, for whatever dtypes and numbers."""
+        is_bf16 = self.dtype is DType.BF16 and self.dtypes.count(DType.BF16) == len(self.dtypes)
+        if is_bf16 and not self.single:
             bits, result = rows[:, : 2 * units].view(np.uint16), out[: 2 * units].view(np.uint16)
             if sum_bf16(self.weights, bits, result, desk):
                 return
