@@ -129,7 +129,8 @@ def test_after_an_abort_only_last_words_are_said(make_receipt):
 
 
 @pytest.mark.parametrize(
-    ("word", "is_heard"), [("started", False), ("alive", False), ("failed", True), ("aborted", True)]
+    ("word", "is_heard"),
+    [("started", False), ("alive", False), ("failed", True), ("aborted", True)],
 )
 def test_what_wakes_others_does_not_silence_a_last_word(make_receipt, owner, word, is_heard):
     # An abort wakes one after the other: the first may stop and say so before the last is woken.

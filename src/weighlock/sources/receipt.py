@@ -134,7 +134,7 @@ class Receipt:
             self._drop()
 
     def shut(self) -> None:
-        """Wake the thread that waits for an answer; it will see a lost peer. Not with its last word."""
+        """Wake the thread that waits for an answer; a last word is not cut short."""
         speaking = self._speaking
         if speaking is not None:
             speaking.shut()
