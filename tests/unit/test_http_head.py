@@ -6,6 +6,8 @@ import socket
 import threading
 
 import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
 
 from weighlock.sources.http_head import MOST_HEAD_BYTES, Reply
 
@@ -183,3 +185,17 @@ def test_any_header_may_say_that_a_connection_ends():
 def test_a_head_has_a_thousand_lines_at_the_most():
     with pytest.raises(http.client.HTTPException, match="more than 1000 lines"):
         reply_to(b"HTTP/1.1 200 OK\r\n" + b"A: x\r\n" * 1001 + b"\r\n")
+
+
+NAMES = st.sampled_from([b"A", b"a", b"x-y_z", b"Content-Type", b'"odd"', b"\xe4", b"b c"])
+VALUES = st.text("a ,:\t\x0b\xa0\xe4", max_size=9).map(lambda text: text.encode("latin-1"))
+
+
+@given(st.lists(st.tuples(NAMES, st.sampled_from([b":", b": ", b" :"]), VALUES), max_size=6))
+@example([(b"A", b":", b"\t a, \t"), (b"a", b": ", b"b"), (b"A", b":", b"")])
+def test_a_head_is_read_alike_at_once_and_line_by_line(headers):
+    lines = [b"HTTP/1.1 200 OK", *map(b"".join, headers), b"Content-Length: 2", b"", b""]
+    by_line = [*lines[:-3], b"what is no header", *lines[-3:]]  # passed over, but nothing plain
+    replies = [reply_to(b"\r\n".join(each), b"ab") for each in (lines, by_line)]
+    assert replies[0][1] == replies[1][1] == b"ab"
+    assert replies[0][0].headers._values == replies[1][0].headers._values

@@ -3,7 +3,7 @@
 What is asked for is the plan's, where it goes the landing's, how it is asked the remote's.
 """
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 
 from weighlock.fetching.moving import Move, Moving, Progress
 from weighlock.fetching.plan import Plan
@@ -95,9 +95,7 @@ class _Counted:
         self._place = place
         self._size = size
         self._on_pulled = on_pulled
-
-    def views(self, block: int) -> Sequence[memoryview]:
-        return self._place.views(block)
+        self.views = place.views
 
     def landed(self, block: int) -> None:
         self._place.landed(block)

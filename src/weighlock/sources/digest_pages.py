@@ -59,8 +59,9 @@ class DigestPages:
         with self._locks().believing:
             if _on(self._pages[page], block) != digest:
                 return False
-            believed = self._believed.setdefault(page, bytearray(BLOCKS_PER_PAGE))
-            believed[block % BLOCKS_PER_PAGE] = True
+            if page not in self._believed:
+                self._believed[page] = bytearray(BLOCKS_PER_PAGE)
+            self._believed[page][block % BLOCKS_PER_PAGE] = True
             return True
 
     def doubt(self, block: int) -> None:

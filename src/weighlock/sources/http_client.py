@@ -18,7 +18,7 @@ from typing import Any
 from weighlock.errors import PeerLost, Refused, RemoteProtocolError
 from weighlock.limits import Limits
 from weighlock.sources.access import Access, Address, shown
-from weighlock.sources.http_errors import Translated, is_plain
+from weighlock.sources.http_errors import THEIRS, Translated, is_plain, translated
 from weighlock.sources.http_head import Reply
 from weighlock.sources.proxies import Proxy, proxy_for
 from weighlock.sources.timeouts import set_timeout
@@ -240,14 +240,16 @@ class Connection:
             PeerLost: the body ended too early.
             TransferTimeout: nothing came for too long.
         """
-        done = 0
-        while done < len(buffer):
-            with Translated(self._label, "idle"):
-                got = reply.readinto(buffer[done:])
+        done, wanted = 0, len(buffer)
+        while done < wanted:
+            try:  # for every block: entering `Translated` costs more
+                got = reply.readinto(buffer[done:] if done else buffer)
+            except THEIRS as error:
+                raise translated(error, self._label, "idle") from error
             if not got:
                 self.close()
                 raise PeerLost(
-                    f"{self._label}: the connection ended after {done:,} of {len(buffer):,} bytes"
+                    f"{self._label}: the connection ended after {done:,} of {wanted:,} bytes"
                 )
             done += got
 

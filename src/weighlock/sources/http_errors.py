@@ -13,7 +13,7 @@ from weighlock.errors import (
 )
 from weighlock.sources.words import printable
 
-__all__ = ["Translated", "is_plain"]
+__all__ = ["THEIRS", "Translated", "is_plain", "translated"]
 
 _REFUSING = re.compile(
     "_ALERT_.*(?:CERT|UNKNOWN_CA|ACCESS_DENIED|PROTOCOL_VERSION|HANDSHAKE_FAILURE|SECURITY"
@@ -21,11 +21,12 @@ _REFUSING = re.compile(
 )
 """Alerts that mean this client. Others come from servers that restart, and from flipped bits."""
 
-_THEIRS = (OSError, ValueError, http.client.HTTPException)
+THEIRS = (OSError, ValueError, http.client.HTTPException)
+"""What they raise. Some errors of ours are such too: they are none of theirs."""
 
 
 class Translated:
-    """Makes what sockets, TLS and http.client raise errors of our tree. Entered for every block."""
+    """Makes what sockets, TLS and http.client raise in a block errors of our tree."""
 
     __slots__ = ("_label", "_phase")
 
@@ -37,8 +38,8 @@ class Translated:
         pass
 
     def __exit__(self, kind: object, error: BaseException | None, _: object) -> None:
-        if isinstance(error, _THEIRS) and not isinstance(error, WeighlockError):
-            raise _ours(error, self._label, self._phase) from error
+        if isinstance(error, THEIRS) and not isinstance(error, WeighlockError):
+            raise translated(error, self._label, self._phase) from error
 
 
 def is_plain(error: ssl.SSLError) -> bool:
@@ -46,7 +47,8 @@ def is_plain(error: ssl.SSLError) -> bool:
     return "WRONG_VERSION" in str(error)
 
 
-def _ours(error: Exception, label: str, phase: str) -> WeighlockError:
+def translated(error: Exception, label: str, phase: str) -> WeighlockError:
+    """What they raised, as an error of our tree."""
     match error:
         case TimeoutError() | BlockingIOError():
             return TransferTimeout(f"{label}: no answer in time ({phase})", phase=phase)

@@ -9,6 +9,7 @@ lengths. Of a reply only a few headers count, and they are read here.
 """
 
 import http.client
+import re
 import socket
 import ssl
 import time
@@ -28,6 +29,11 @@ _SPACE = " \t"
 
 _HEAD_PIECE_BYTES = 4096
 """Received at once of a head; what it brings of the body is copied once more."""
+
+_PLAIN_HEAD = re.compile(rb"(?:[!-9;-~]+:[^\r\n]*\r\n){1,100}\r\n")
+_PLAIN_HEADER = re.compile(r"([!-9;-~]+):[ \t]*(.*)\r\n")
+"""What nearly all servers write. It is read at once: one by one, lines and headers take Python as
+long as anything else about a range."""
 
 
 class _Reader:
@@ -54,6 +60,15 @@ class _Reader:
         """From here on the body comes."""
         self._deadline = None
         self._line_bytes = 0
+
+    def plain_head(self) -> str | None:
+        """The lines of a head that is here, if each is one header and no more; with their ends."""
+        found = _PLAIN_HEAD.match(self._held, self._at)
+        if found is None:
+            return None
+        self._line_bytes += found.end() - self._at
+        self._at = found.end()
+        return found[0].decode("latin-1")
 
     def head(self) -> list[bytes]:
         """The lines of a head up to the empty one, without their ends."""
@@ -100,16 +115,18 @@ class _Reader:
     def readinto(self, buffer: memoryview) -> int:
         """Fill the buffer; it stays short at the end of the connection."""
         self._line_bytes = 0
-        held = self._taken(len(buffer))
+        wanted = len(buffer)
+        held = self._taken(wanted) if self._at < len(self._held) else b""
         done = len(held)
-        while done < len(buffer):
-            got = self._receive(buffer[done:], socket.MSG_WAITALL)
+        while done < wanted:
+            got = self._receive(buffer[done:] if done else buffer, socket.MSG_WAITALL)
             if not got:
                 break
             done += got
-        # Last: the first touch of a new huge page takes as long as receiving a quarter of it, and
-        # here other threads would wait for the interpreter meanwhile.
-        buffer[: len(held)] = held
+        if held:
+            # Last: the first touch of a new huge page takes as long as receiving a quarter of it,
+            # and here other threads would wait for the interpreter meanwhile.
+            buffer[: len(held)] = held
         return done
 
     def flush(self) -> None:
@@ -154,18 +171,33 @@ class _Reader:
 
 
 class _Headers:
-    """The headers of a reply, in any spelling of their names.
-
-    What is no header is passed over; a line that begins with a space goes on with the one before.
-
-    Args:
-        lines: of the head, without their ends.
-    """
+    """The headers of a reply, in any spelling of their names."""
 
     __slots__ = ("_values",)
 
-    def __init__(self, lines: Iterable[bytes]) -> None:
-        self._values: dict[str, list[str]] = {}
+    def __init__(self, values: dict[str, list[str]]) -> None:
+        self._values = values
+        """By name in small letters, in the order in which they came."""
+
+    @classmethod
+    def of_plain(cls, text: str) -> "_Headers":
+        """Those of a head of plain headers."""
+        found = _PLAIN_HEADER.findall(text)
+        values = {name.lower(): [value.rstrip(_SPACE)] for name, value in found}
+        if len(values) < len(found):  # some come more than once
+            values = {name: [] for name in values}
+            for name, value in found:
+                values[name.lower()].append(value.rstrip(_SPACE))
+        return cls(values)
+
+    @classmethod
+    def of_lines(cls, lines: Iterable[bytes]) -> "_Headers":
+        """Those of any head, by its lines without their ends.
+
+        What is no header is passed over; a line that begins with a space goes on with the one
+        before.
+        """
+        found: dict[str, list[str]] = {}
         values: list[str] = []
         for line in lines:
             text = line.decode("latin-1")
@@ -177,8 +209,9 @@ class _Headers:
             if not colon or not name or not name.isprintable() or " " in name:
                 values = []
                 continue
-            values = self._values.setdefault(name.lower(), [])
+            values = found.setdefault(name.lower(), [])
             values.append(value.strip(_SPACE))
+        return cls(found)
 
     def get(self, name: str, default: str | None = None) -> str | None:
         """The first of that name."""
@@ -207,14 +240,13 @@ class Reply(http.client.HTTPResponse):
         """
         while True:
             version, status, reason = self._read_status()  # type: ignore[attr-defined]
-            lines = self._reader.head()
+            headers = _headers_of(self._reader)
             if not 100 <= status < 200 or status == 101:
                 break  # what comes before the reply proper is passed over
         is_old = version in ("HTTP/1.0", "HTTP/0.9")
         if not is_old and not version.startswith("HTTP/1."):
             raise http.client.UnknownProtocol(version)
-        headers: Any = _Headers(lines)
-        self.headers = self.msg = headers
+        self.headers = self.msg = headers  # type: ignore[assignment]
         self.code = self.status = status
         self.reason = reason.strip()
         self.version = 10 if is_old else 11
@@ -232,6 +264,12 @@ class Reply(http.client.HTTPResponse):
         ends = ends or self._check_close()  # type: ignore[attr-defined]
         self.will_close = ends or (self.length is None and not self.chunked)
         self._reader.head_is_over()
+
+
+def _headers_of(reader: _Reader) -> _Headers:
+    """What follows the first line of a head."""
+    plain = reader.plain_head()
+    return _Headers.of_lines(reader.head()) if plain is None else _Headers.of_plain(plain)
 
 
 def _length_of(headers: _Headers) -> int | None:

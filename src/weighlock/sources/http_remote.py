@@ -364,13 +364,14 @@ class _Body:
 
     def read_into(self, view: memoryview) -> None:
         """Fill a view with what comes next."""
-        while len(view) > self._left:
+        wanted = len(view)
+        while wanted > self._left:
             self._connection.read_into(self._reply, view[: self._left])
-            view = view[self._left :]
+            view, wanted = view[self._left :], wanted - self._left
             self._connection.finish(self._reply)
             self._ask()
         self._connection.read_into(self._reply, view)
-        self._left -= len(view)
+        self._left -= wanted
 
     def finish(self) -> None:
         """Nothing more may come."""

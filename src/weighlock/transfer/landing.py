@@ -79,13 +79,13 @@ class MemoryLanding:
             part = content[begin - origin : end - origin]
             self._buffer(number).data[begin - start : end - start] = part
 
-    def inside(self, block: int) -> memoryview | None:
-        """The memory of a block that is wanted whole and for one place only: most are."""
+    def around(self, block: int) -> tuple[Span, memoryview] | None:
+        """What is wanted in one piece and has all of a block, and its memory: most blocks have."""
         number = self._spans.around(block)
         if number is None:
             return None
-        start = block * BLOCK_BYTES - self._spans.starts[number]
-        return self._buffer(number)[start : start + BLOCK_BYTES].data
+        start = self._spans.starts[number]
+        return Span(start, self._spans.ends[number] - start), self._buffer(number).data
 
     def direct(self, block: int) -> list[tuple[int, int, memoryview]] | None:
         """Begin, end and memory of the wanted parts of a block; None if they are too many."""
@@ -109,12 +109,17 @@ class _MemoryPlace:
         self._landing = landing
         self._aside = _Aside()
         self._is_direct = False
+        # What the last block lay in, where it begins and from where on no whole block is left: the
+        # next one most often lies there too.
+        self._start, self._end = 0, 0
+        self._memory = memoryview(b"")
 
     def views(self, block: int) -> Sequence[memoryview]:
-        inside = self._landing.inside(block)
-        if inside is not None:
+        first = block * BLOCK_BYTES
+        if self._start <= first < self._end or self._move_to(block):
             self._is_direct = True
-            return (inside,)
+            start = first - self._start
+            return (self._memory[start : start + BLOCK_BYTES],)
         length = block_length(block, self._landing.size)
         pieces = self._landing.direct(block)
         self._is_direct = pieces is not None
@@ -131,6 +136,15 @@ class _MemoryPlace:
         if reached < last:
             views.append(self._aside.buffer(last - reached))
         return views
+
+    def _move_to(self, block: int) -> bool:
+        """Look for what a block lies in; False if it does not lie in one piece."""
+        found = self._landing.around(block)
+        if found is None:
+            return False
+        span, self._memory = found
+        self._start, self._end = span.offset, span.end - BLOCK_BYTES + 1
+        return True
 
     def landed(self, block: int) -> None:
         if not self._is_direct:
