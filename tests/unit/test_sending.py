@@ -4,11 +4,13 @@ import socket
 import threading
 from contextlib import closing
 
+import numpy as np
 import pytest
 from unit_samples import sample
 
 from weighlock.errors import TransferTimeout
-from weighlock.transfer.pieces import Several
+from weighlock.tensors.arrays import byte_view
+from weighlock.transfer.pieces import Several, views_of
 from weighlock.transfer.sending import Sender
 
 
@@ -26,20 +28,36 @@ def several(sizes):
     return Several(arrays, sum(array.nbytes for array in arrays))
 
 
+def joined(piece):
+    return b"".join(views_of(piece))
+
+
 @pytest.mark.parametrize("most", [1, 7, 100, 333, 2000])
 def test_several_arrays_arrive_whole_and_in_order(most):
     piece = several([50, 1, 1, 500, 3, 0, 25, 1000])
     ours, theirs = socket.socketpair()
     with closing(Reluctant(fileno=ours.detach())) as sock, theirs:
         sock.most = most
-        assert _sent(piece, sock, theirs) == piece.joined()
+        assert _sent(piece, sock, theirs) == joined(piece)
 
 
 def test_more_than_the_kernel_holds_arrives_too():
     piece = several([30_000, 7] * 50)
     ours, theirs = socket.socketpair()
     with ours, theirs:
-        assert _sent(piece, ours, theirs) == piece.joined()
+        assert _sent(piece, ours, theirs) == joined(piece)
+
+
+@pytest.mark.parametrize("start", [0, 1, 99, 100, 101, 150, 1199])
+@pytest.mark.parametrize("length", [1, 100, 101, 1100])
+def test_a_part_of_several_is_theirs_where_they_lie(start, length):
+    piece = several([50, 25, 0, 525])
+    length = min(length, piece.length - start)
+    part = piece.part(start, length)
+    assert joined(part) == joined(piece)[start : start + length]
+    assert part.length == length
+    lying = [byte_view(array) for array in piece.buffers]
+    assert all(any(np.shares_memory(a, b) for b in lying) for a in part.buffers if a.nbytes)
 
 
 def test_a_peer_that_takes_nothing_is_given_up():
@@ -54,7 +72,10 @@ def _sent(piece, sock, other):
     received = []
     reading = threading.Thread(target=lambda: received.append(_all(other)))
     reading.start()
-    assert Sender(sock, 5.0).send_step(piece, 0) == piece.length
+    sender, done = Sender(sock, 5.0), 0
+    while done < piece.length:
+        done += sender.send_step(piece, done)
+    assert done == piece.length
     sock.shutdown(socket.SHUT_WR)
     reading.join()
     return received[0]

@@ -10,7 +10,7 @@ from unit_samples import sample, tensor_of
 import weighlock
 from weighlock.tensors.dtypes import DType
 from weighlock.tensors.spec import Span
-from weighlock.transfer.pieces import Several
+from weighlock.transfer.pieces import FilePart, views_of
 
 __all__ = ["content", "every_tensor", "expected_bytes", "read", "whole"]
 
@@ -33,14 +33,12 @@ def whole(contents):
     """The virtual file as it would be written, piece by piece as it would be sent."""
     found = b""
     for piece in contents.pieces(Span(0, contents.size)):
-        if isinstance(piece, memoryview):
-            found += bytes(piece)
-        elif isinstance(piece, Several):
-            found += bytes(piece.joined())
-        else:
+        if isinstance(piece, FilePart):
             buffer = bytearray(piece.length)
             piece.file.read_into(piece.offset, memoryview(buffer))
             found += bytes(buffer)
+        else:
+            found += b"".join(views_of(piece))
     return found
 
 

@@ -364,14 +364,11 @@ class _Push:
 
 def _steps(piece: Piece, most: int) -> Iterator[Piece]:
     """A piece in parts of so many bytes at the most."""
-    if isinstance(piece, Several):
-        if piece.length <= most:
-            yield piece
-            return
-        piece = piece.joined()
     for start in range(0, piece_length(piece), most):
         count = min(most, piece_length(piece) - start)
         if isinstance(piece, FilePart):
             yield FilePart(piece.file, piece.offset + start, count)
+        elif isinstance(piece, Several):
+            yield piece.part(start, count)
         else:
             yield piece[start : start + count]

@@ -1,9 +1,8 @@
 """The bytes of a virtual file, any range of them, from wherever its tensors lie.
 
 Knows memory, files and tensors that must be gathered first; not who asks. A range comes as pieces
-that can be sent without a copy: memory as it is, files as spans for `sendfile`. Small arrays come
-many together, and what else is small goes through one buffer: no tensor costs a system call of its
-own.
+that can be sent without a copy: memory as it is, files as spans for `sendfile`. Arrays come
+together, and what is small goes through one buffer: no tensor costs a system call of its own.
 """
 
 import threading
@@ -20,24 +19,27 @@ from weighlock.errors import SourceError
 from weighlock.limits import Budget, Limits
 from weighlock.sources.inflated import InflatedSource
 from weighlock.sources.local import FileSource
-from weighlock.tensors.arrays import Array, byte_view, empty
+from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.ref import ArrayRef, TensorRef
 from weighlock.tensors.spec import Span
 from weighlock.tensors.stored import Readable, StoredRef
 from weighlock.transfer.kept import Kept
 from weighlock.transfer.layout import VirtualFile
-from weighlock.transfer.pieces import FilePart, Piece, Sendable, Several, in_memory, piece_length
+from weighlock.transfer.pieces import (
+    SMALL_BYTES,
+    Buffer,
+    FilePart,
+    Piece,
+    Sendable,
+    Together,
+    piece_length,
+    views_of,
+)
 from weighlock.transfer.upstream import Upstreams
 
 __all__ = ["Contents"]
 
-_SMALL_BYTES = 64 * 1024
-"""Below this, copying is cheaper than a system call of its own."""
-
 _BOUNCE_BYTES = 512 * 1024
-
-_MOST_TOGETHER = 512
-"""Small arrays that come together; the kernel takes up to 1,024."""
 
 _REMOTE_BYTES = 1024 * 1024
 """Read at once from what is neither memory nor a file: a block of another server."""
@@ -130,9 +132,11 @@ class Contents:
         for piece in self.pieces(Span(offset, len(buffer))):
             if isinstance(piece, FilePart):
                 piece.file.read_into(piece.offset, buffer[done : done + piece.length])
-            else:
-                buffer[done : done + piece_length(piece)] = in_memory(piece)
-            done += piece_length(piece)
+                done += piece.length
+                continue
+            for view in views_of(piece):
+                buffer[done : done + len(view)] = view
+                done += len(view)
 
     def pieces(self, span: Span, budget: Budget | None = None) -> Iterator[Piece]:
         """A range of the virtual file, in order. A piece is valid until the next is asked for.
@@ -159,7 +163,7 @@ class Contents:
         window = _Window(room)
         for piece in _joined(self._parts(file, span, room)):
             length = piece_length(piece)
-            if length >= _SMALL_BYTES:
+            if length >= SMALL_BYTES:
                 if buffer is not None and used:
                     yield buffer[:used]
                     used = 0
@@ -170,12 +174,13 @@ class Contents:
             if used + length > len(buffer):
                 yield buffer[:used]
                 used = 0
-            target = buffer[used : used + length]
             if isinstance(piece, FilePart):
-                window.read_into(piece, target)
-            else:
-                target[:] = in_memory(piece)
-            used += length
+                window.read_into(piece, buffer[used : used + length])
+                used += length
+                continue
+            for view in views_of(piece):
+                buffer[used : used + len(view)] = view
+                used += len(view)
         if buffer is not None and used:
             yield buffer[:used]
 
@@ -212,18 +217,17 @@ class Contents:
         """The pieces of a range as they lie, however small."""
         if span.offset < len(self._header):
             yield self._header[span.offset : span.end]
-        small = _Together()
+        together = Together()
         for segment, begin, end in file.touched(span):
             ref = segment.ref
-            if end - begin < _SMALL_BYTES and small.takes(ref, end - begin):
-                if small.is_full:
-                    yield from small.all()
+            found = _lying(ref, begin, end)
+            if found is not None:
+                if not together.has_room(end - begin):
+                    yield together.taken()
+                together.add(found, end - begin)
                 continue
-            yield from small.all()
-            memory = ref.memory()
-            if memory is not None:
-                yield memory[begin:end]
-                continue
+            if together.length:
+                yield together.taken()
             if isinstance(ref, StoredRef) and not isinstance(ref.source, InflatedSource):
                 whole = ref.contiguous_span
                 if whole is not None:
@@ -236,7 +240,8 @@ class Contents:
             else:
                 with room.held(len(gathered)):
                     yield gathered[begin:end]
-        yield from small.all()
+        if together.length:
+            yield together.taken()
 
     def _as_forwarded(self, source: Readable) -> Readable:
         return source if self._upstreams is None else self._upstreams.source(source)
@@ -304,7 +309,7 @@ class _Room:
 
     def fitting(self, most: int) -> int:
         """How large a buffer may be: less while there is little room."""
-        return most if self._budget is None else self._budget.fitting(most, _SMALL_BYTES)
+        return most if self._budget is None else self._budget.fitting(most, SMALL_BYTES)
 
     def buffer(self, most: int) -> memoryview:
         """A buffer until the range is through."""
@@ -313,31 +318,12 @@ class _Room:
         return byte_view(empty((most,), np.dtype(np.uint8)))
 
 
-class _Together:
-    """Small arrays one after another. One by one, Python takes longer than the memory."""
-
-    def __init__(self) -> None:
-        self._arrays: list[Array] = []
-        self._bytes = 0
-
-    @property
-    def is_full(self) -> bool:
-        return self._bytes + _SMALL_BYTES > _BOUNCE_BYTES or len(self._arrays) == _MOST_TOGETHER
-
-    def takes(self, ref: TensorRef, count: int) -> bool:
-        """Add an array of which all is wanted; False if it is none, or does not lie in order."""
-        if type(ref) is not ArrayRef or (array := ref.plain()) is None or array.nbytes != count:
-            return False
-        self._arrays.append(array)
-        self._bytes += count
-        return True
-
-    def all(self) -> Iterator[Several]:
-        """All of them; nothing if there are none."""
-        if self._arrays:
-            several = Several(tuple(self._arrays), self._bytes)
-            self._arrays, self._bytes = [], 0
-            yield several
+def _lying(ref: TensorRef, begin: int, end: int) -> "Buffer | None":
+    """Some bytes of a tensor, if they lie in memory as they are sent."""
+    if end - begin == ref.nbytes and type(ref) is ArrayRef:
+        return ref.plain()  # as an array: of very many, views would take longer than the bytes
+    memory = ref.memory()
+    return None if memory is None else memory[begin:end]
 
 
 def _stored(source: Readable, offset: int, length: int, room: _Room) -> Iterator[Piece]:

@@ -20,7 +20,7 @@ from weighlock.sources.grid import (
 from weighlock.sources.turns import in_turns
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.transfer.contents import Contents
-from weighlock.transfer.pieces import FilePart, in_memory
+from weighlock.transfer.pieces import FilePart, views_of
 
 __all__ = ["Digests", "hash_block", "in_two_threads", "within"]
 
@@ -34,7 +34,8 @@ def hash_block(contents: Contents, block: int, buffer: memoryview) -> bytes:
             piece.file.read_into(piece.offset, view)
             hasher.update(view)
         else:
-            hasher.update(in_memory(piece))
+            for view in views_of(piece):
+                hasher.update(view)
     return hasher.digest()
 
 

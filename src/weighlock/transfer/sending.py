@@ -20,8 +20,8 @@ from weighlock.errors import ShortRead, TransferTimeout
 from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
-from weighlock.tensors.arrays import Array, byte_view, empty, flat_bytes
-from weighlock.transfer.pieces import Piece, Several, piece_length
+from weighlock.tensors.arrays import byte_view, empty
+from weighlock.transfer.pieces import SMALL_BYTES, Buffer, Piece, Several, bytes_of, piece_length
 
 __all__ = ["Sender", "wait_readable"]
 
@@ -106,8 +106,6 @@ class Sender:
     def send_step(self, piece: Piece, done: int) -> int:
         """Send some of a piece, from byte `done` on; returns how many bytes that were.
 
-        Several arrays are one step: there is nothing to begin with in the middle of them.
-
         Raises:
             ShortRead: the file has become shorter.
             TransferTimeout: the peer takes nothing, or next to nothing.
@@ -118,11 +116,11 @@ class Sender:
         if isinstance(piece, memoryview):
             self._send(piece[done : done + step])
         elif isinstance(piece, Several):
-            step = piece.length
+            part = piece.part(done, step)
             if self._is_tls:
-                self._send_copied(piece.arrays)
+                self._send_one_by_one(part.buffers)
             else:
-                self._send_several(piece.arrays)
+                self._send_several(part.buffers)
         elif self._is_tls:
             view = self._tls_buffer()[:step]
             step = len(view)
@@ -165,8 +163,8 @@ class Sender:
             if self._is_tls and self._look_s < self._idle_s:
                 self._sock.settimeout(self._idle_s)
 
-    def _send_several(self, arrays: Sequence[Array]) -> None:
-        left = list(arrays)
+    def _send_several(self, buffers: Sequence[Buffer]) -> None:
+        left = list(buffers)
         since = time.monotonic()
         while left:
             try:
@@ -181,21 +179,27 @@ class Sender:
                 whole += 1
             del left[:whole]
             if sent:
-                left[0] = flat_bytes(left[0])[sent:]
+                left[0] = bytes_of(left[0])[sent:]
 
-    def _send_copied(self, arrays: Sequence[Array]) -> None:
-        """The same where only one buffer can be sent at a time."""
-        buffer, used = self._tls_buffer(), 0
-        for array in arrays:
-            rest = byte_view(array)
+    def _send_one_by_one(self, buffers: Sequence[Buffer]) -> None:
+        """The same where only one can be sent at a time: small ones are copied together."""
+        together, used = memoryview(b""), 0
+        for buffer in buffers:
+            rest = bytes_of(buffer)
+            if len(rest) >= SMALL_BYTES:
+                self._send(together[:used])
+                used = 0
+                self._send(rest)
+                continue
+            together = self._tls_buffer()
             while len(rest):
-                some = rest[: len(buffer) - used]
-                buffer[used : used + len(some)] = some
+                some = rest[: len(together) - used]
+                together[used : used + len(some)] = some
                 used, rest = used + len(some), rest[len(some) :]
-                if used == len(buffer):
-                    self._send(buffer)
+                if used == len(together):
+                    self._send(together)
                     used = 0
-        self._send(buffer[:used])
+        self._send(together[:used])
 
     def _sendfile(self, fd: int, offset: int, count: int) -> None:
         done, since = 0, time.monotonic()
