@@ -1,6 +1,7 @@
-"""Passes a port on and counts the bytes that come back: what an owner really sent."""
+"""Passes a port on and counts the bytes that come back: what an owner really sent, and was asked."""
 
 import contextlib
+import re
 import socket
 import threading
 
@@ -8,8 +9,11 @@ __all__ = ["counting_proxy"]
 
 
 @contextlib.contextmanager
-def counting_proxy(port):
-    """Gives the port to dial instead, and a function that tells the bytes so far."""
+def counting_proxy(port, asked=None):
+    """Gives the port to dial instead, and a function that tells the bytes so far.
+
+    To a list `asked`, the first and last byte of every range that is asked for is added.
+    """
     total, threads, socks = [0], [], []
     lock = threading.Lock()
     listener = socket.create_server(("127.0.0.1", 0), backlog=64)
@@ -20,6 +24,9 @@ def counting_proxy(port):
                 if counted:
                     with lock:
                         total[0] += len(data)
+                elif asked is not None:  # a request comes in one piece
+                    found = re.findall(rb"(?i)\r\nrange: bytes=(\d+)-(\d+)\r", data)
+                    asked += [(int(first), int(last)) for first, last in found]
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)

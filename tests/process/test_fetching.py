@@ -371,3 +371,20 @@ def test_a_sharded_model_by_its_index(server, tmp_path):
     with weighlock.open(source) as catalog, server.share(catalog) as share:
         found = weighlock.fetch(share.url)
         assert_same(found, {k: MODEL[k] for k in MODEL if k != "tied"})
+
+
+@pytest.mark.parametrize("cacheable", [False, True])
+def test_only_where_a_cache_may_keep_them_all_receivers_ask_for_the_same_ranges(server, cacheable):
+    array = np.random.default_rng(7).integers(0, 256, 90 * MB, np.uint8)
+    share = server.share({"a": array}, cacheable=cacheable)
+    asked = []
+    with counting_proxy(server.port, asked) as (port, _):
+        url = share.url.replace(str(server.port), str(port))
+        assert (weighlock.fetch(url, connections=2)["a"].load() == array).all()
+    lengths = [last + 1 - first for first, last in asked[1:]]  # after the first block
+    assert sum(lengths) == share.size - MB
+    if cacheable:
+        assert all(first // (8 * MB) == last // (8 * MB) for first, last in asked)
+    else:
+        assert max(lengths) == 32 * MB
+        assert min(lengths) <= 8 * MB  # in the end nobody is left with much

@@ -43,6 +43,27 @@ def test_after_a_break_only_what_is_missing_is_asked_for(blocks, data):
         assert again == list(run[done:])
 
 
+@given(BLOCKS, st.integers(1, 6), st.integers(1, 5))
+def test_neighbouring_ranges_are_asked_for_together_and_every_block_once(blocks, together, takers):
+    plan = Plan(blocks, together=together, takers=takers)
+    found = taken(plan)
+    assert [block for run in found for block in run] == blocks
+    assert all(len(run) <= 8 * together for run in found)
+    for run in found:
+        assert plan.missing_of(run) == [run]
+
+
+def test_together_goes_most_first_and_in_the_end_each_takes_one_range():
+    plan = Plan(range(8 * 40), together=4, takers=4)
+    counts = [len(run) // 8 for run in taken(plan)]
+    assert counts == [4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_lies_apart_is_not_asked_for_together():
+    plan = Plan([*range(8), *range(16, 24)], together=4)
+    assert taken(plan) == [range(8), range(16, 24)]
+
+
 def test_blocks_that_landed_in_the_middle_split_a_run():
     plan = Plan(range(8))
     plan.landed(3)

@@ -3,7 +3,7 @@
 from collections import deque
 from collections.abc import Iterable
 
-from weighlock.sources.grid import runs
+from weighlock.sources.grid import runs, stretches
 
 __all__ = ["Plan"]
 
@@ -15,12 +15,23 @@ class Plan:
         blocks: those that are wanted, in order.
         whole: ask for all the blocks of the file at once, of which there are so many, from a server
             that knows no ranges.
+        together: ask for so many neighbouring ranges in one request at the most.
+        takers: how many ask at the same time. None of them is to be left with much in the end.
     """
 
-    def __init__(self, blocks: Iterable[int], *, whole: int | None = None) -> None:
+    def __init__(
+        self,
+        blocks: Iterable[int],
+        *,
+        whole: int | None = None,
+        together: int = 1,
+        takers: int = 1,
+    ) -> None:
         wanted = list(blocks)
         self._missing = set(wanted)
         self._is_whole = whole is not None
+        self._together = together
+        self._takers = takers
         if whole is not None and wanted:
             self._runs = deque([range(whole)])
         else:
@@ -33,7 +44,14 @@ class Plan:
 
     def take(self) -> range | None:
         """The next blocks to ask for; None if all were given out."""
-        return self._runs.popleft() if self._runs else None
+        if not self._runs:
+            return None
+        most = min(self._together, len(self._runs) // self._takers)
+        run = self._runs.popleft()
+        while most > 1 and self._runs and self._runs[0].start == run.stop:
+            run = range(run.start, self._runs.popleft().stop)
+            most -= 1
+        return run
 
     def landed(self, block: int) -> bool:
         """A block is here; False if it was already, or nobody wants it."""
@@ -46,4 +64,5 @@ class Plan:
         """What is still to be asked for of blocks that were given out before."""
         if self._is_whole:
             return [run] if any(block in self._missing for block in run) else []
-        return list(runs(block for block in run if block in self._missing))
+        missing = (block for block in run if block in self._missing)
+        return list(stretches(missing))

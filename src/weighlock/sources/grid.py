@@ -22,6 +22,7 @@ __all__ = [
     "page_of",
     "pages_of",
     "runs",
+    "stretches",
 ]
 
 BLOCK_BYTES = 1024 * 1024
@@ -76,16 +77,25 @@ def page_blocks(page: int, size: int) -> range:
     return range(first, max(first, min(first + BLOCKS_PER_PAGE, block_count(size))))
 
 
-def runs(blocks: Iterable[int]) -> Iterator[range]:
-    """Neighbouring blocks of one range together, in order: each is one request."""
+def stretches(blocks: Iterable[int]) -> Iterator[range]:
+    """Neighbouring blocks together, in order."""
     first = last = None
     for block in blocks:
         if first is None or last is None:
-            first = last = block
-        elif block == last + 1 and block // BLOCKS_PER_RANGE == first // BLOCKS_PER_RANGE:
-            last = block
-        else:
+            first = block
+        elif block != last + 1:
             yield range(first, last + 1)
-            first = last = block
+            first = block
+        last = block
     if first is not None and last is not None:
         yield range(first, last + 1)
+
+
+def runs(blocks: Iterable[int]) -> Iterator[range]:
+    """Neighbouring blocks of one range together, in order: each is one request."""
+    for stretch in stretches(blocks):
+        start = stretch.start
+        while start < stretch.stop:
+            end = start - start % BLOCKS_PER_RANGE + BLOCKS_PER_RANGE
+            yield range(start, min(end, stretch.stop))
+            start = end

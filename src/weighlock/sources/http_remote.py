@@ -31,7 +31,6 @@ from weighlock.sources.grid import (
     DIGEST_BYTES,
     block_count,
     page_blocks,
-    page_of,
     pages_of,
 )
 from weighlock.sources.http_client import Connection
@@ -165,8 +164,7 @@ class Remote:
         """
         verifies = self.verifies
         if verifies:
-            for page in pages_of(blocks):
-                self._pages.load(page, self._fetch_page)
+            self.load_digests(blocks)
             if 0 in blocks and self._land_first(place):
                 blocks = blocks[1:]
                 if not blocks:
@@ -248,17 +246,18 @@ class Remote:
         self.resource = now
         raise PeerLost(f"{self.label}: is at another place now", retry_after_s=0)
 
-    def load_digest(self, block: int) -> None:
-        """Have the digest of a block, from a page of digests that is asked for once.
+    def load_digests(self, blocks: range) -> None:
+        """Have the digests of neighbouring blocks, from pages that are asked for once each.
 
         Raises:
-            SourceChanged: it was doubted, asked for again, and is of another file now.
+            SourceChanged: one was doubted, asked for again, and is of another file now.
         """
-        self._pages.load(page_of(block), self._fetch_page)
+        for page in pages_of(blocks):
+            self._pages.load(page, self._fetch_page)
 
     def matches(self, block: int, digest: bytes) -> bool:
         """Whether a block with that digest is the owner's; then it is so for good."""
-        self.load_digest(block)
+        self.load_digests(range(block, block + 1))
         return self._pages.matches(block, digest)
 
     def _fetch_page(self, page: int) -> bytes:
@@ -343,6 +342,7 @@ class Remote:
             None if is_strong else etag,
             is_share=reply.getheader("Weighlock") == "1",
             has_ranges=found is not None,
+            is_private="private" in reply.getheader("Cache-Control", "").lower(),
         )
         return resource, bytes(first)
 

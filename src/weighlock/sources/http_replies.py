@@ -64,6 +64,8 @@ class Resource:
     is_share: bool = False
     """It comes from a Weighlock server, and has digests."""
     has_ranges: bool = True
+    is_private: bool = False
+    """No cache between here and there keeps it."""
 
     @property
     def validator(self) -> tuple[str | None, str | None]:
