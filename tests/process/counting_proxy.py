@@ -1,4 +1,4 @@
-"""Passes a port on and counts the bytes that come back: what an owner really sent, and was asked."""
+"""Passes a port on and counts what comes back: what an owner really sent, and was asked for."""
 
 import contextlib
 import re
@@ -26,7 +26,7 @@ def counting_proxy(port, asked=None):
                         total[0] += len(data)
                 elif asked is not None:  # a request comes in one piece
                     found = re.findall(rb"(?i)\r\nrange: bytes=(\d+)-(\d+)\r", data)
-                    asked += [(int(first), int(last)) for first, last in found]
+                    asked.extend((int(first), int(last)) for first, last in found)
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)
