@@ -15,6 +15,9 @@ from process.certificates import certificates, needs_openssl  # noqa: F401
 from process.chaos_peers import InThread
 from waiting import DEADLINE_S, settled, until
 from weighlock.errors import PeerLost
+from weighlock.limits import Budget
+from weighlock.transfer.pieces import Several
+from weighlock.transfer.sending import Sender
 
 SLOW = 64
 
@@ -162,3 +165,49 @@ def test_d14_without_room_a_receiver_is_told_to_come_back_and_nothing_hangs():
         fetched = waiting.end()
         assert all((fetched[name].load() == array).all() for name, array in tensors.items())
         assert server._budget.used == 0
+
+
+@contextlib.contextmanager
+def tls_pair(certificate):
+    """Both ends of a connection under TLS, the server's first."""
+    ours, theirs = socket.socketpair()
+    here = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    here.load_cert_chain(certificate)
+    there = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+    there.check_hostname, there.verify_mode = False, ssl.CERT_NONE
+    client = InThread(there.wrap_socket, theirs)
+    with here.wrap_socket(ours, server_side=True) as server, client.end() as other:
+        yield server, other
+
+
+@needs_openssl
+@pytest.mark.parametrize(
+    ("sizes", "room"),
+    [
+        # Small ones before and after large ones, together and alone.
+        ([10, 70_000, 10, 65_535, 65_536, 300_000, 20, 30, 0, 2_000_003], 300_000),
+        # A step leaves the end of a large one over: alone, it takes no buffer.
+        ([70_000, 10, 65_536, (1 << 20) + 20_000, (1 << 20) + 20_000], 0),
+    ],
+)
+def test_several_arrays_arrive_in_order_over_tls(certificates, sizes, room):  # noqa: F811
+    arrays = tuple(np.full(size, n, np.uint8) for n, size in enumerate(sizes))
+    piece = Several(arrays, sum(sizes))
+    budget = Budget(300_000)
+    received = bytearray(piece.length)
+    with tls_pair(certificates.path("server")) as (ours, theirs):
+
+        def receive():
+            done = 0
+            while done < len(received):
+                done += theirs.recv_into(memoryview(received)[done:])
+
+        receiving = InThread(receive)
+        sender, done = Sender(ours, 5.0, budget), 0
+        with budget.hold(300_000 - room, 1.0):
+            while done < piece.length:
+                done += sender.send_step(piece, done)
+            sender.end()
+        receiving.end()
+    assert received == b"".join(arrays)
+    assert budget.used == 0

@@ -305,6 +305,24 @@ def test_d1_an_abort_is_prompt_and_the_owner_sees_it(tmp_path, server, chaos, ph
     assert os.listdir(tmp_path) == []
 
 
+def test_what_was_sent_is_told_while_a_reply_is_under_way(server):
+    share = server.share({"a": np.zeros(40 * MB, np.uint8)})
+    abort = weighlock.Abort()
+    options = {"abort": abort, "connections": 1, "limit_rate": 8 * MB}
+    fetching = InThread(weighlock.fetch, share.url, **options)
+    seen = set()
+
+    def grew():
+        seen.add(share.sent_bytes)
+        return len(seen) > 4
+
+    until(grew)  # of a reply of 32 MiB, step by step
+    abort.set()
+    with pytest.raises(Aborted):
+        fetching.end(5)
+    assert max(seen) < 32 * MB
+
+
 def test_d1_an_abort_while_the_last_word_waits_does_not_undo_what_landed(server, chaos):
     share = server.share(model(0.1), receivers=("a", "b"))
     proxy = chaos.proxy(share.url, spoiled=LANDED, spoils_by="hold")

@@ -4,11 +4,14 @@ import contextlib
 import http.client
 import socket
 import threading
+from urllib.parse import urlsplit
 
+import numpy as np
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+import weighlock
 from weighlock.sources.http_head import MOST_HEAD_BYTES, Reply
 
 
@@ -199,3 +202,14 @@ def test_a_head_is_read_alike_at_once_and_line_by_line(headers):
     replies = [reply_to(b"\r\n".join(each), b"ab") for each in (lines, by_line)]
     assert replies[0][1] == replies[1][1] == b"ab"
     assert replies[0][0].headers._values == replies[1][0].headers._values
+
+
+def test_what_our_server_writes_is_read_at_once():
+    with weighlock.Server() as server:
+        url = urlsplit(server.share({"a": np.ones(3)}).url)
+        with socket.create_connection((url.hostname, url.port)) as sock:
+            sock.sendall(f"GET {url.path} HTTP/1.1\r\nHost: x\r\nRange: bytes=0-9\r\n\r\n".encode())
+            reply = Reply(sock, method="GET", most_s=5)
+            with contextlib.closing(reply):
+                assert reply._read_status()[1] == 206
+                assert reply._reader.plain_head().endswith("\r\n\r\n")

@@ -254,6 +254,7 @@ class Conversation:
                     sent = self._sender.send_step(piece, done)
                     done += sent
                     self._traffic.sent_bytes += sent
+                    share.note_sent(sent)
                 try:
                     following = next(pieces, None)
                 except (SourceChanged, TransferTimeout):
@@ -275,7 +276,6 @@ class Conversation:
         except (WeighlockError, MemoryError) as error:
             share.note_failure(span.offset)
             raise OSError(str(error)) from error
-        share.note_sent(span.length)
         self._h11.send(h11.EndOfMessage())
 
 

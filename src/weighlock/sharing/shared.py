@@ -145,6 +145,8 @@ class Share(Offer):
     def try_again(self, span: Span) -> None:
         """Read a range that broke off the last time, so that what fails is said and not cut off.
 
+        Its first 8 MiB: who asks again does so from the block that failed.
+
         Raises:
             Whatever reading raises.
         """

@@ -29,7 +29,7 @@ BLOCK_BYTES = 1024 * 1024
 """Bytes under one digest."""
 
 RANGE_BYTES = 8 * BLOCK_BYTES
-"""Bytes asked for in one request."""
+"""Bytes of the ranges that are asked for, each of them or several by one request."""
 
 BLOCKS_PER_PAGE = 1024
 """Digests given in one reply."""
@@ -92,7 +92,7 @@ def stretches(blocks: Iterable[int]) -> Iterator[range]:
 
 
 def runs(blocks: Iterable[int]) -> Iterator[range]:
-    """Neighbouring blocks of one range together, in order: each is one request."""
+    """Neighbouring blocks of one range together, in order."""
     for stretch in stretches(blocks):
         start = stretch.start
         while start < stretch.stop:

@@ -242,7 +242,7 @@ class Connection:
         """
         done, wanted = 0, len(buffer)
         while done < wanted:
-            try:  # for every block: entering `Translated` costs more
+            try:  # for every block, and none of ours is raised in there: `Translated` costs more
                 got = reply.readinto(buffer[done:] if done else buffer)
             except THEIRS as error:
                 raise translated(error, self._label, "idle") from error

@@ -22,7 +22,7 @@ _REFUSING = re.compile(
 """Alerts that mean this client. Others come from servers that restart, and from flipped bits."""
 
 THEIRS = (OSError, ValueError, http.client.HTTPException)
-"""What they raise. Some errors of ours are such too: they are none of theirs."""
+"""What they raise. Some errors of ours are such too: who may meet both asks which it is."""
 
 
 class Translated:

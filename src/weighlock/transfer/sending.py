@@ -182,24 +182,32 @@ class Sender:
                 left[0] = bytes_of(left[0])[sent:]
 
     def _send_one_by_one(self, buffers: Sequence[Buffer]) -> None:
-        """The same where only one can be sent at a time: small ones are copied together."""
-        together, used = memoryview(b""), 0
-        for buffer in buffers:
-            rest = bytes_of(buffer)
-            if len(rest) >= SMALL_BYTES:
-                self._send(together[:used])
-                used = 0
-                self._send(rest)
+        """The same where only one can be sent at a time: small neighbours are copied together."""
+        small: list[memoryview] = []
+        for view in map(bytes_of, buffers):
+            if len(view) < SMALL_BYTES:
+                small.append(view)
                 continue
-            together = self._tls_buffer()
+            self._send_copied(small)
+            small = []
+            self._send(view)
+        self._send_copied(small)
+
+    def _send_copied(self, views: Sequence[memoryview]) -> None:
+        if len(views) < 2:  # it takes no room to send one as it lies
+            for view in views:
+                self._send(view)
+            return
+        buffer, used = self._tls_buffer(), 0
+        for rest in views:
             while len(rest):
-                some = rest[: len(together) - used]
-                together[used : used + len(some)] = some
+                some = rest[: len(buffer) - used]
+                buffer[used : used + len(some)] = some
                 used, rest = used + len(some), rest[len(some) :]
-                if used == len(together):
-                    self._send(together)
+                if used == len(buffer):
+                    self._send(buffer)
                     used = 0
-        self._send(together[:used])
+        self._send(buffer[:used])
 
     def _sendfile(self, fd: int, offset: int, count: int) -> None:
         done, since = 0, time.monotonic()
