@@ -11,8 +11,9 @@ from dataclasses import replace
 
 from benchmarks import environment, workloads
 from benchmarks.model import FULL, QUICK
+from benchmarks.quiet import Quiet
 from benchmarks.report import bars_of, dated, document, table
-from benchmarks.runner import run_workload
+from benchmarks.runner import Calm, run_workload
 from benchmarks.warm import Warm
 
 
@@ -55,8 +56,9 @@ def main():
             before = file.read()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        # Of a small model for a quick look everything is small.
-        warm = {} if options.quick else {"hold": stack.enter_context(Warm()).hold}
+        calm = None  # of a small model for a quick look everything is small
+        if not options.quick:
+            calm = Calm(stack.enter_context(Warm()).hold, Quiet().wait)
         names = list(options.only or workloads.ALL)
         for number, name in enumerate(names):
             workload = _with(workloads.ALL[name], options.contender)
@@ -78,7 +80,7 @@ def main():
                 repeats=times,
                 check_all=options.quick,
                 say=lambda line: print(line, flush=True),
-                **warm,
+                calm=calm,
             )
             text = table(workload, samples, skipped, promises=not options.quick)
             print("\n" + text, flush=True)

@@ -1,10 +1,14 @@
 """The model everybody works on: shapes of a language model, numbers made on the spot."""
 
 import json
+import math
 import os
 from dataclasses import dataclass
 
 __all__ = ["FULL", "QUICK", "Model"]
+
+_ALIGNMENT = 64
+"""Torch's, of what it allocates; numpy's is 16."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +63,7 @@ class Model:
         table = np.random.default_rng(11).integers(0x3C00, 0x3FFF, 1 << 20, dtype=np.uint16)
         arrays = {}
         for number, (name, shape) in enumerate(self.shapes.items()):
-            array = np.empty(shape, np.uint16)
+            array = _empty(shape)
             flat = array.reshape(-1)
             rolled = np.roll(table, 4099 * number)
             for first in range(0, flat.size, table.size):
@@ -118,6 +122,20 @@ class Model:
             tensors = self._small_tensors() if kind == "many" else self.tensors()
             torch.save(tensors, path, _use_new_zipfile_serialization=kind != "legacy")
         return path
+
+
+def _empty(shape):
+    """An array of uint16 that begins where torch lets tensors begin.
+
+    How fast a page of a file is filled depends on where both lie: 8 bytes beside such a place in
+    the file, it took half as long again.
+    """
+    import numpy as np
+
+    nbytes = 2 * math.prod(shape)
+    reserved = np.empty(nbytes + _ALIGNMENT, np.uint8)
+    start = -reserved.ctypes.data % _ALIGNMENT
+    return reserved[start : start + nbytes].view(np.uint16).reshape(shape)
 
 
 FULL = Model(hidden=2048, layers=16, vocabulary=32_000)

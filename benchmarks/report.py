@@ -111,7 +111,7 @@ def dated(text, command, repeats, where):
     title, rest = text.split("\n", 1)
     times = f"{repeats} repeats" if repeats > 1 else "1 repeat"
     machine = f"{os.cpu_count()} cores ({_cpu()})"
-    how = f"{times}, files on {where}, free memory kept warm by another process"
+    how = f"{times}, files on {where}, free memory kept warm, begun when quiet"
     return f"{title}\n\n{datetime.date.today()}, {machine}, `{command}`, {how}.\n{rest}"
 
 

@@ -1,5 +1,6 @@
 """What the benchmarks decide by themselves: when a line delivers, when a promise is met."""
 
+import itertools
 import subprocess
 import sys
 from pathlib import Path
@@ -8,7 +9,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
 
-from benchmarks import report, runner
+from benchmarks import quiet, report, runner
 from benchmarks.contender import Contender, Workload
 from benchmarks.line import Line
 from benchmarks.model import QUICK
@@ -72,3 +73,38 @@ def test_it_begins_where_nothing_is_installed():
     root = Path(__file__).parents[1]
     command = [sys.executable, "-S", "-m", "benchmarks", "--help"]
     subprocess.run(command, cwd=root, check=True, capture_output=True)
+
+
+def test_who_was_disturbed_by_the_host_does_it_again_and_the_last_counts(tmp_path, monkeypatch):
+    """Ticks before and after each attempt: the host takes time from the first two alone."""
+    ticks = iter([0.0, 5.0, 5.0, 9.0, 9.0, 9.0])
+    monkeypatch.setattr(runner, "stolen_s", lambda: next(ticks))
+    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
+    said = []
+    samples, _, _ = runner.run_workload(
+        work, QUICK, "", str(tmp_path), repeats=1, check_all=True, say=said.append
+    )
+    assert [sample.stolen for sample in samples["ours"]] == [0.0]
+    assert said[:2] == [
+        "  ours: again: the host took 5.00 s",
+        "  ours: again: the host took 4.00 s",
+    ]
+
+
+def test_on_a_machine_that_is_never_quiet_it_goes_on_all_the_same(tmp_path, monkeypatch):
+    ticks = itertools.count(0.0, 1.0)
+    monkeypatch.setattr(runner, "stolen_s", lambda: next(ticks))
+    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
+    samples, _, failed = runner.run_workload(
+        work, QUICK, "", str(tmp_path), repeats=2, check_all=True, say=print
+    )
+    assert not failed
+    assert [sample.stolen for sample in samples["ours"]] == [1.0, 1.0]
+
+
+def test_quiet_is_when_a_copy_takes_no_longer_than_it_usually_does(monkeypatch):
+    took = iter([*[1.0] * 80, *[2.0] * 4, *[1.2] * 4, 1.5, 1.1, 1.3, 1.4, 3.0])
+    monkeypatch.setattr(quiet.Quiet, "_copied_s", lambda _: next(took))
+    monkeypatch.setattr(quiet.time, "sleep", lambda _: None)
+    quiet.Quiet().wait()
+    assert list(took) == [3.0]

@@ -40,6 +40,7 @@ def _write(prepared):
         header[name] = {"dtype": "BF16", "shape": array.shape, "data_offsets": [offset, end]}
         offset = end
     text = json.dumps(header).encode()
+    text += b" " * (-(8 + len(text)) % 64)
     fd = os.open(path, os.O_WRONLY | os.O_CREAT)
     os.write(fd, len(text).to_bytes(8, "little") + text)
     for array in arrays.values():
