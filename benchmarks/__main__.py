@@ -5,6 +5,7 @@ import contextlib
 import importlib.util
 import os
 import shutil
+import signal
 import sys
 import tempfile
 from dataclasses import replace
@@ -54,6 +55,7 @@ def main():
     if options.output and os.path.exists(options.output):
         with open(options.output) as file:
             before = file.read()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # files go then too
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         calm = None  # of a small model for a quick look everything is small

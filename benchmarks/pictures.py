@@ -226,6 +226,8 @@ def draw_all(results=_RESULTS, directory=_DOCS):
     short = {
         "raw sockets + BLAKE3, 4 connections + pwrite": "raw sockets + BLAKE3",
         "raw sockets + BLAKE3, 4 connections": "raw sockets + BLAKE3",
+        "raw sockets, 4 connections + pwrite": "raw sockets",
+        "raw sockets, 4 connections": "raw sockets",
         "NVFlare 2.9 download_tensors_to_disk": "NVFlare 2.9",
         "NVFlare 2.9 download_tensors": "NVFlare 2.9",
         "weighlock, hashed by its owner within the time": "weighlock, hashed just then",

@@ -122,7 +122,10 @@ def _keep():
                 return
             held.take()
             held.let_go()
-            print("done", flush=True)
+            try:
+                print("done", flush=True)
+            except BrokenPipeError:  # who asked was ended
+                return
         held.let_go()
 
 

@@ -155,7 +155,7 @@ def _fill(sock, view):
         done += got
 
 
-def raw_to_memory(prepared, tls=False):
+def raw_to_memory(prepared, tls=False, hashed=True):
     import numpy as np
     from blake3 import blake3
 
@@ -174,14 +174,15 @@ def raw_to_memory(prepared, tls=False):
             number, first = divmod(start, size)
             view = views[number][first : first + min(length, _BLOCK)]
             _fill(sock, view)
-            blake3(view).digest()
+            if hashed:
+                blake3(view).digest()
             start, length = start + len(view), length - len(view)
 
     _raw_receive(prepared, take, tls)
     return arrays
 
 
-def raw_to_disk(prepared):
+def raw_to_disk(prepared, hashed=True):
     import numpy as np
     from blake3 import blake3
 
@@ -194,7 +195,8 @@ def raw_to_disk(prepared):
         while length:
             view = local.buffer[: min(length, _BLOCK)]
             _fill(sock, view)
-            blake3(view).digest()
+            if hashed:
+                blake3(view).digest()
             os.pwrite(fd, view, start)
             start, length = start + len(view), length - len(view)
 
@@ -285,12 +287,19 @@ class _Refs(dict):
 
 def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
     raw = "raw sockets + BLAKE3, 4 connections"
+    bare = "raw sockets, 4 connections"
     flare = "NVFlare 2.9 download_tensors"
     to_memory = Workload(
         f"fetch-{name}",
         f"Fetch {what} to memory over loopback",
         (
             Contender(raw, raw_to_memory, prepare("raw", sizes), check),
+            Contender(
+                bare,
+                lambda prepared: raw_to_memory(prepared, hashed=False),
+                prepare("raw", sizes),
+                check,
+            ),
             Contender(
                 flare,
                 lambda prepared: nvflare(prepared, to_disk=False),
@@ -331,6 +340,12 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
         f"Fetch {what} to a file on tmpfs over loopback",
         (
             Contender(raw + " + pwrite", raw_to_disk, prepare("raw", sizes), check),
+            Contender(
+                bare + " + pwrite",
+                lambda prepared: raw_to_disk(prepared, hashed=False),
+                prepare("raw", sizes),
+                check,
+            ),
             Contender(
                 flare + "_to_disk",
                 lambda prepared: nvflare(prepared, to_disk=True),
