@@ -75,31 +75,37 @@ def test_it_begins_where_nothing_is_installed():
     subprocess.run(command, cwd=root, check=True, capture_output=True)
 
 
-def test_who_was_disturbed_by_the_host_does_it_again_and_the_last_counts(tmp_path, monkeypatch):
-    """Ticks before and after each attempt: the host takes time from the first two alone."""
-    ticks = iter([0.0, 5.0, 5.0, 9.0, 9.0, 9.0])
-    monkeypatch.setattr(runner, "stolen_s", lambda: next(ticks))
-    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
+def _stolen(tmp_path, monkeypatch, seconds, *, repeats):
+    """What two contenders' samples say of the host, which took time as told; what was said."""
+    monkeypatch.setattr(runner, "stolen_s", lambda: next(seconds))
+    contenders = (Contender("one", None, script="pass"), Contender("two", None, script="pass"))
     said = []
-    samples, _, _ = runner.run_workload(
-        work, QUICK, "", str(tmp_path), repeats=1, check_all=True, say=said.append
-    )
-    assert [sample.stolen for sample in samples["ours"]] == [0.0]
-    assert said[:2] == [
-        "  ours: again: the host took 5.00 s",
-        "  ours: again: the host took 4.00 s",
-    ]
-
-
-def test_on_a_machine_that_is_never_quiet_it_goes_on_all_the_same(tmp_path, monkeypatch):
-    ticks = itertools.count(0.0, 1.0)
-    monkeypatch.setattr(runner, "stolen_s", lambda: next(ticks))
-    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
     samples, _, failed = runner.run_workload(
-        work, QUICK, "", str(tmp_path), repeats=2, check_all=True, say=print
+        Workload("w", "Work", contenders),
+        QUICK,
+        "",
+        str(tmp_path),
+        repeats=repeats,
+        check_all=True,
+        say=said.append,
     )
     assert not failed
-    assert [sample.stolen for sample in samples["ours"]] == [1.0, 1.0]
+    found = {name: [sample.stolen for sample in taken] for name, taken in samples.items()}
+    return found, [line for line in said if "again" in line]
+
+
+def test_who_was_disturbed_by_the_host_does_it_once_more_and_that_counts(tmp_path, monkeypatch):
+    seconds = itertools.chain([0.0, 5.0], itertools.repeat(5.0))
+    found, said = _stolen(tmp_path, monkeypatch, seconds, repeats=2)
+    assert found == {"one": [0.0, 0.0], "two": [0.0, 0.0]}
+    (line,) = said
+    assert line.endswith(": again: the host took 5.00 s")
+
+
+def test_where_the_host_always_takes_time_a_few_are_done_again(tmp_path, monkeypatch):
+    found, said = _stolen(tmp_path, monkeypatch, itertools.count(0.0, 1.0), repeats=4)
+    assert found == {"one": [1.0] * 4, "two": [1.0] * 4}
+    assert len(said) == 2
 
 
 def test_quiet_is_when_a_copy_takes_no_longer_than_it_usually_does(monkeypatch):
