@@ -55,7 +55,7 @@ def main():
     if options.output and os.path.exists(options.output):
         with open(options.output) as file:
             before = file.read()
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))  # files go then too
+    signal.signal(signal.SIGTERM, _end)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
         calm = None  # of a small model for a quick look everything is small
@@ -103,6 +103,12 @@ def main():
     for contender in failed:
         print(f"failed: {contender}")
     return 1 if failed else 0
+
+
+def _end(number, _):
+    """Leave by an exception, so that files and processes go, and only once."""
+    signal.signal(number, signal.SIG_IGN)
+    sys.exit(128 + number)
 
 
 def _check(parser, options):

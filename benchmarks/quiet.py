@@ -24,7 +24,7 @@ _AS_USUAL = 1.15
 """A copy that takes so many times the usual is no slower than that by chance."""
 
 _FIRST, _KEPT = 20, 100
-"""Copies looked at before anything is measured, and the last ones that say what is usual."""
+"""Looks before anything is measured, and the last ones that say what is usual."""
 
 _PAUSE_S = 0.1
 _MOST_S = 5.0
@@ -42,25 +42,30 @@ class Quiet:
             place[:] = bytes(_COPIED_BYTES)
         self._took = []
         for _ in range(_FIRST):
-            self._look()
+            self._took.append(self._look())
             time.sleep(_PAUSE_S)
 
     def wait(self):
-        """Return when it is quiet, or when that took too long."""
+        """Return when it is quiet, or when that took too long: whether it was not so at once."""
         last = time.monotonic() + _MOST_S
-        while self._look() > _AS_USUAL * self._usual and time.monotonic() < last:
+        bound = _AS_USUAL * self._usual
+        took = self._look()
+        # Of a long wait one look counts: else noise that lasts would soon be what is usual.
+        self._took.append(took)
+        was_quiet = took <= bound
+        while took > bound and time.monotonic() < last:
             time.sleep(_PAUSE_S)
+            took = self._look()
+        return not was_quiet
 
     @property
     def _usual(self):
-        """Of the copies of late, one of the faster ones: a quarter were faster."""
+        """Of the looks of late, one of the faster ones: a quarter were faster."""
         took = sorted(self._took[-_KEPT:])
         return took[len(took) // 4]
 
     def _look(self):
-        took = min(self._copied_s() for _ in range(_TRIES))
-        self._took.append(took)
-        return took
+        return min(self._copied_s() for _ in range(_TRIES))
 
     def _copied_s(self):
         start = time.perf_counter()
@@ -68,10 +73,10 @@ class Quiet:
         return time.perf_counter() - start
 
 
-def stolen_s():
+def stolen_s(path="/proc/stat"):
     """Seconds that processors here have waited for their host so far; 0.0 where nobody counts."""
     try:
-        with open("/proc/stat") as file:
+        with open(path) as file:
             fields = file.readline().split()
         return int(fields[8]) / os.sysconf("SC_CLK_TCK")
     except (OSError, IndexError):

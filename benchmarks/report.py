@@ -135,10 +135,11 @@ def document(tables, model, before=""):
             "# Measurements",
             "",
             f"{len(model.shapes)} tensors of bf16, {model.nbytes / 1e9:.2f} GB unless said "
-            "otherwise, each run in a fresh process, contenders in a new order each time. A run "
-            "begins when a copy in memory takes no longer than it usually does, and who lost more "
-            "than 3 % of his time to the host does it once more. Compare within a table only. The "
-            "machine and the versions are those of the last run:",
+            "otherwise, each run in a fresh process, contenders in a new order each time. Where a "
+            "table says so, a run begins when a copy in memory takes no longer than it usually "
+            "does, or after five seconds; and once for each contender, a run of whose time the "
+            "host took more than 3 % is done again. Compare within a table only. The machine and "
+            "the versions are those of the last run:",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}. "

@@ -22,7 +22,7 @@ import subprocess
 import sys
 from collections import deque
 
-__all__ = ["Warm"]
+__all__ = ["Ended", "Warm"]
 
 _CHUNK_BYTES = 64 << 20
 _BLOCK_BYTES = 2 << 20
@@ -41,6 +41,10 @@ _GROUP = "/sys/fs/cgroup"
 
 _POPULATE_WRITE = 23
 """MADV_POPULATE_WRITE, which Python has no name for; Linux has it since 5.14."""
+
+
+class Ended(Exception):
+    """Nobody holds free memory any more: what is measured from now on is not like before."""
 
 
 class Warm:
@@ -68,7 +72,7 @@ class Warm:
         except BrokenPipeError:
             is_done = False
         if not is_done:
-            raise RuntimeError("the process that held free memory has ended")
+            raise Ended("the process that held free memory has ended")
 
 
 class _Held:
@@ -125,7 +129,7 @@ def _keep():
             try:
                 print("done", flush=True)
             except BrokenPipeError:  # who asked was ended
-                return
+                os._exit(0)  # at an exit, Python would try to say it again
         held.let_go()
 
 

@@ -1,6 +1,7 @@
 """What the benchmarks decide by themselves: when a line delivers, when a promise is met."""
 
 import itertools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
 
-from benchmarks import quiet, report, runner
+from benchmarks import quiet, report, runner, warm
 from benchmarks.contender import Contender, Workload
 from benchmarks.line import Line
 from benchmarks.model import QUICK
@@ -75,7 +76,7 @@ def test_it_begins_where_nothing_is_installed():
     subprocess.run(command, cwd=root, check=True, capture_output=True)
 
 
-def _stolen(tmp_path, monkeypatch, seconds, *, repeats):
+def _stolen(tmp_path, monkeypatch, seconds, *, repeats, calm):
     """What two contenders' samples say of the host, which took time as told; what was said."""
     monkeypatch.setattr(runner, "stolen_s", lambda: next(seconds))
     contenders = (Contender("one", None, script="pass"), Contender("two", None, script="pass"))
@@ -88,29 +89,102 @@ def _stolen(tmp_path, monkeypatch, seconds, *, repeats):
         repeats=repeats,
         check_all=True,
         say=said.append,
+        calm=calm,
     )
     assert not failed
     found = {name: [sample.stolen for sample in taken] for name, taken in samples.items()}
     return found, [line for line in said if "again" in line]
 
 
-def test_who_was_disturbed_by_the_host_does_it_once_more_and_that_counts(tmp_path, monkeypatch):
+def test_who_was_disturbed_by_the_host_does_it_once_more(tmp_path, monkeypatch):
     seconds = itertools.chain([0.0, 5.0], itertools.repeat(5.0))
-    found, said = _stolen(tmp_path, monkeypatch, seconds, repeats=2)
+    found, said = _stolen(tmp_path, monkeypatch, seconds, repeats=2, calm=runner.Calm())
     assert found == {"one": [0.0, 0.0], "two": [0.0, 0.0]}
     (line,) = said
     assert line.endswith(": again: the host took 5.00 s")
 
 
-def test_where_the_host_always_takes_time_a_few_are_done_again(tmp_path, monkeypatch):
-    found, said = _stolen(tmp_path, monkeypatch, itertools.count(0.0, 1.0), repeats=4)
+def test_of_two_runs_the_less_disturbed_counts(tmp_path, monkeypatch):
+    seconds = itertools.chain([0.0, 5.0, 5.0, 99.0], itertools.repeat(99.0))
+    found, said = _stolen(tmp_path, monkeypatch, seconds, repeats=1, calm=runner.Calm())
+    assert sorted(found.values()) == [[0.0], [5.0]]
+    assert len(said) == 1
+
+
+def test_where_the_host_always_takes_time_each_is_done_again_once(tmp_path, monkeypatch):
+    seconds = itertools.count(0.0, 1.0)
+    found, said = _stolen(tmp_path, monkeypatch, seconds, repeats=4, calm=runner.Calm())
     assert found == {"one": [1.0] * 4, "two": [1.0] * 4}
-    assert len(said) == 2
+    assert sorted(line.split()[0] for line in said) == ["one:", "two:"]
+
+
+def test_a_quick_look_does_nothing_again(tmp_path, monkeypatch):
+    _, said = _stolen(tmp_path, monkeypatch, itertools.count(0.0, 1.0), repeats=2, calm=None)
+    assert not said
+
+
+@pytest.mark.parametrize(
+    ("cpu", "stolen", "is_disturbed"),
+    [(1.0, 0.0, False), (1.0, 0.03, False), (1.0, 0.04, True), (0.1, 0.01, False), (4, 0.1, False)],
+)
+def test_a_few_hundredths_of_the_time_or_one_of_a_second_disturb_nobody(cpu, stolen, is_disturbed):
+    assert runner.Sample(1.0, cpu, None, stolen=stolen).is_disturbed == is_disturbed
+
+
+def test_nothing_is_measured_any_more_when_nobody_holds_memory(tmp_path):
+    def ended():
+        raise warm.Ended
+
+    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
+    calm = runner.Calm(hold=ended)
+    with pytest.raises(warm.Ended):
+        runner.run_workload(
+            work, QUICK, "", str(tmp_path), repeats=1, check_all=True, say=print, calm=calm
+        )
+    assert not (tmp_path / "work").exists()
+
+
+def test_memory_is_held_again_after_a_wait(tmp_path):
+    done = []
+    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
+    waits = iter([False, True])
+    calm = runner.Calm(lambda: done.append("hold"), lambda: done.append("wait") or next(waits))
+    runner.run_workload(
+        work, QUICK, "", str(tmp_path), repeats=2, check_all=True, say=print, calm=calm
+    )
+    assert done == ["hold", "hold", "wait", "hold", "hold", "wait", "hold"]
+
+
+def _quiet(monkeypatch, looks):
+    """Somebody who waits, on a machine whose copies take as long as told."""
+    took = itertools.chain([1.0] * 20, looks)
+    monkeypatch.setattr(quiet.Quiet, "_look", lambda _: next(took))
+    clock = itertools.count()
+    monkeypatch.setattr(quiet.time, "sleep", lambda _: None)
+    monkeypatch.setattr(quiet.time, "monotonic", lambda: next(clock))
+    return quiet.Quiet(), took
 
 
 def test_quiet_is_when_a_copy_takes_no_longer_than_it_usually_does(monkeypatch):
-    took = iter([*[1.0] * 80, *[2.0] * 4, *[1.2] * 4, 1.5, 1.1, 1.3, 1.4, 3.0])
-    monkeypatch.setattr(quiet.Quiet, "_copied_s", lambda _: next(took))
-    monkeypatch.setattr(quiet.time, "sleep", lambda _: None)
-    quiet.Quiet().wait()
-    assert list(took) == [3.0]
+    waiting, left = _quiet(monkeypatch, [2.0, 1.2, 1.1, 1.1, 3.0])
+    assert waiting.wait()
+    assert not waiting.wait()
+    assert list(left) == [3.0]
+
+
+def test_a_wait_for_quiet_ends_and_does_not_take_noise_for_usual(monkeypatch):
+    waiting, _ = _quiet(monkeypatch, itertools.repeat(2.0))
+    assert [waiting.wait() for _ in range(10)] == [True] * 10
+
+
+def test_what_the_host_took_is_read_where_it_is_told(tmp_path):
+    stat = tmp_path / "stat"
+    stat.write_text("cpu  1 2 3 4 5 6 7 250 9 10\ncpu0 0 0 0 0 0 0 0 1 0 0\n")
+    assert quiet.stolen_s(str(stat)) == 250 / os.sysconf("SC_CLK_TCK")
+    assert quiet.stolen_s(str(tmp_path / "none")) == 0.0
+
+
+def test_arrays_begin_where_torch_lets_tensors_begin():
+    arrays = QUICK.arrays()
+    assert {array.ctypes.data % 64 for array in arrays.values()} == {0}
+    assert {name: array.shape for name, array in arrays.items()} == QUICK.shapes
