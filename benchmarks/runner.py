@@ -57,7 +57,7 @@ class Calm:
     """What is done so that all find the machine alike."""
 
     hold: Callable[[], None] = lambda: None
-    """Takes care of free memory, before each starts and again before its clock does."""
+    """Takes care of free memory, before the clock starts."""
     wait: Callable[[], bool] = lambda: False
     """Returns when nobody else is at work, before the clock starts: whether that took a while."""
 
@@ -108,7 +108,6 @@ def _measure(workload, contender, job, check, calm):
     shutil.rmtree(job.directory, ignore_errors=True)
     os.makedirs(job.directory)
     try:
-        calm.hold()
         if contender.script:
             return _measure_script(contender, job, calm)
         return _measure_work(workload, contender, job, check, calm)
