@@ -88,7 +88,7 @@ def run_workload(workload, model, source, directory, *, repeats, check_all, say,
                     may_again.remove(contender.name)
                     say(f"  {contender.name}: again: the host took {sample.stolen:.2f} s")
                     second = _measure(workload, contender, job, check, calm)
-                    sample = min(sample, second, key=lambda each: each.lost)
+                    sample = min(sample, second, key=lambda each: each.stolen)
             except (_Cannot, *_FAILURES) as error:
                 runnable.remove(contender)
                 del samples[contender.name]

@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -188,3 +189,16 @@ def test_arrays_begin_where_torch_lets_tensors_begin():
     arrays = QUICK.arrays()
     assert {array.ctypes.data % 64 for array in arrays.values()} == {0}
     assert {name: array.shape for name, array in arrays.items()} == QUICK.shapes
+
+
+def test_a_run_that_is_told_to_end_leaves_nothing(tmp_path):
+    root = Path(__file__).parents[1]
+    command = [sys.executable, "-m", "benchmarks", "--quick", "--directory", str(tmp_path)]
+    with subprocess.Popen(command, cwd=root, stdout=subprocess.PIPE, text=True) as run:
+        for line in run.stdout:
+            if line.startswith("  1/1 "):  # the first has been measured, the next is at work
+                break
+        assert any(tmp_path.iterdir())
+        run.terminate()
+        assert run.wait(60) == 128 + signal.SIGTERM
+    assert not any(tmp_path.iterdir())
