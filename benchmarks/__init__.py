@@ -7,5 +7,6 @@ The peers live in an environment of their own (`.bench-venv`), never in the one 
     owners.py    the other side of a transfer; receivers.py: many of them at once
     line.py      a way to the other side that is long and narrow
     runner.py    spawns children, contenders interleaved, and watches their memory from outside
-    report.py    medians and ratios as Markdown
+    promises.py  which promises the samples keep, and whether the limit beside them would
+    report.py    medians and promises as Markdown
 """

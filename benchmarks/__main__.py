@@ -12,8 +12,9 @@ from dataclasses import replace
 
 from benchmarks import environment, workloads
 from benchmarks.model import FULL, QUICK
+from benchmarks.promises import promises_of
 from benchmarks.quiet import Quiet
-from benchmarks.report import bars_of, dated, document, table
+from benchmarks.report import dated, document, table
 from benchmarks.runner import Calm, run_workload
 from benchmarks.warm import Warm
 
@@ -89,7 +90,8 @@ def main():
             tables.append(dated(text, command, times, where))
             failed += [f"{name}: {contender}" for contender in wrong]
             ran += sum(map(len, samples.values()))
-            missed += [] if options.quick else [b for b in bars_of(workload, samples) if not b[2]]
+            if not options.quick:
+                missed += [kept for kept in promises_of(workload, samples) if not kept.is_met]
             if options.output:  # after each, so that an interrupted run keeps what it measured
                 with open(options.output, "w") as file:
                     file.write(document(tables, model, before))

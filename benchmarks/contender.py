@@ -85,3 +85,6 @@ class Workload:
     """What the table says of the machine it was measured on."""
     extra_bars: tuple[tuple[str, str, float], ...] = ()
     """(ours, other, seconds): ours takes at most so much longer than the other."""
+    limits: dict[str, str] = field(default_factory=dict)
+    """Of a contender of ours, the one that shows what is possible here: the same work by bare
+    system calls. A promise that it misses too is above the limit."""

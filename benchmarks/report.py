@@ -9,13 +9,17 @@ import subprocess
 from importlib import metadata
 from statistics import median
 
-__all__ = ["bars_of", "dated", "document", "table"]
+from benchmarks.promises import promises_of
+
+__all__ = ["dated", "document", "table"]
 
 _PACKAGES = (
     *("weighlock", "numpy", "blake3", "torch", "safetensors", "trinity-rft", "transformers"),
     *("nvflare", "flwr", "runai-model-streamer", "fastsafetensors"),
 )
 _PROGRAMS = {"nginx": ("-v",), "curl": ("--version",)}
+
+_PROMISES = "| promise | measured | the limit there | |"
 
 
 def table(workload, samples, skipped, *, promises=True):
@@ -49,61 +53,22 @@ def table(workload, samples, skipped, *, promises=True):
             + (f" {wall / sizes[name] * 1e9:.2f} |" if name in sizes else " |" if sizes else "")
         )
     lines += [f"| {name} | {why} | | | | |" for name, why in skipped.items()]
-    bars = bars_of(workload, samples) if promises else []
-    if bars:
-        lines += ["", "| promise | measured | |", "|---|---|---|"]
-        lines += [
-            f"| {what} | {found} | {'met' if met else '**missed**'} |" for what, found, met in bars
-        ]
+    found = promises_of(workload, samples) if promises else []
+    if found:
+        lines += ["", _PROMISES, "|---|---|---|---|", *map(_promise, found)]
     return "\n".join([*lines, ""])
+
+
+def _promise(kept):
+    verdict = "met" if kept.is_met else "**missed**"
+    if not kept.is_met and not kept.is_possible:
+        verdict += ", above the limit"
+    return f"| {kept.promise} | {kept.measured} | {kept.limit} | {verdict} |"
 
 
 def _beside(found):
     others = [sample.beside for sample in found if sample.beside is not None]
     return f"{max(others) / 1e6:.0f}" if others else ""
-
-
-def bars_of(workload, samples):
-    """(promise, measured, met) for each bar whose contenders ran."""
-    rows = []
-    for bar in workload.bars:
-        if samples.get(bar.ours) and samples.get(bar.peer):
-            ours = median(sample.wall for sample in samples[bar.ours])
-            peer = median(sample.wall for sample in samples[bar.peer])
-            what = f"{bar.ours} ≥ {bar.ratio:g} × {bar.peer}"
-            rows.append((what, f"{peer / ours:.2f} ×", peer / ours >= bar.ratio))
-    for ours, other, seconds in workload.extra_bars:
-        if samples.get(ours) and samples.get(other):
-            more = median(s.wall for s in samples[ours]) - median(s.wall for s in samples[other])
-            what = f"{ours} ≤ {other} + {seconds * 1000:.0f} ms"
-            rows.append((what, f"+ {more * 1000:.0f} ms", more <= seconds))
-    for name, (least, most) in workload.rate_bars.items():
-        if samples.get(name):
-            wall = median(sample.wall for sample in samples[name])
-            found = workload.moved_bytes / wall / 1e6
-            what = f"≥ {least:g} MB/s" if most is None else f"{least:g} to {most:g} MB/s"
-            met = found >= least and (most is None or found <= most)
-            rows.append((f"{name}: {what}", f"{found:.1f} MB/s", met))
-    for name, megabytes in workload.memory_bars.items():
-        memory = [s.memory for s in samples.get(name, ()) if s.memory is not None]
-        if memory:
-            found = max(memory) / 1e6
-            rows.append((f"{name} adds ≤ {megabytes} MB", f"{found:.1f} MB", found <= megabytes))
-    for name, seconds in workload.wall_bars.items():
-        if samples.get(name):
-            found = median(sample.wall for sample in samples[name])
-            what = f"{name} takes ≤ {seconds * 1000:.0f} ms"
-            rows.append((what, f"{found * 1000:.1f} ms", found <= seconds))
-    for name, seconds in workload.cpu_bars.items():
-        if samples.get(name):
-            found = median(sample.cpu for sample in samples[name])
-            rows.append((f"{name} takes ≤ {seconds:.2f} CPU s", f"{found:.2f} s", found <= seconds))
-    for name, megabytes in workload.beside_bars.items():
-        if samples.get(name):
-            found = max(sample.beside for sample in samples[name]) / 1e6
-            what = f"{name}: the owner adds ≤ {megabytes} MB"
-            rows.append((what, f"{found:.1f} MB", found <= megabytes))
-    return rows
 
 
 def dated(text, command, repeats, where):
@@ -145,9 +110,28 @@ def document(tables, model, before=""):
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}. "
             f"Our means were {means}.",
             "",
+            *_summary(kept.values()),
             *kept.values(),
         ]
     )
+
+
+def _summary(sections):
+    """How many promises these tables keep, and each that they do not."""
+    met, missed = 0, []
+    for section in sections:
+        for line in section.partition("\n| promise |")[2].splitlines()[2:]:
+            met += line.endswith("| met |")
+            if "**missed**" in line:
+                missed.append(f"| {_title(section).removeprefix('## ')} {line}")
+    lines = [f"Of {met + len(missed)} promises {met} are met in these tables."]
+    if missed:
+        lines[0] += (
+            " Those that are not, with what bare system calls that do the same work come to beside "
+            "them; where these miss a promise too, it is above the limit:"
+        )
+        lines += ["", f"| work {_PROMISES}", "|---|---|---|---|---|", *missed]
+    return [*lines, ""]
 
 
 def _program(name):

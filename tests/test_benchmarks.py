@@ -11,10 +11,11 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1]))  # benchmarks are no part of the package
 
-from benchmarks import quiet, report, runner, warm
-from benchmarks.contender import Contender, Workload
+from benchmarks import quiet, report, runner, warm, workloads
+from benchmarks.contender import Bar, Contender, Workload
 from benchmarks.line import Line
 from benchmarks.model import QUICK
+from benchmarks.promises import promises_of
 
 
 def test_a_line_delivers_late_and_one_after_another():
@@ -36,8 +37,67 @@ def test_a_line_takes_no_more_than_it_has_room_for():
 def test_a_rate_is_kept_within_its_bounds(wall, met):
     work = Workload("w", "Work", (), moved_bytes=500_000_000, rate_bars={"ours": (45.0, 55.0)})
     found = {"ours": [runner.Sample(wall, 0.0, None)]}
-    assert [row[2] for row in report.bars_of(work, found)] == [met]
+    assert [kept.is_met for kept in promises_of(work, found)] == [met]
     assert f"| {500 / wall:.1f} |" in report.table(work, found, {})
+
+
+def _measured(**walls):
+    return {name: [runner.Sample(wall, wall, None)] for name, wall in walls.items()}
+
+
+@pytest.mark.parametrize(
+    ("ours", "limit", "verdict"),
+    [
+        (1.0, 0.5, "| 5.00 × | 10.00 × | met |"),
+        (2.0, 1.0, "| 2.50 × | 5.00 × | **missed** |"),
+        (2.0, 1.9, "| 2.50 × | 2.63 × | **missed**, above the limit |"),
+        (1.0, 1.9, "| 5.00 × | 2.63 × | met |"),
+    ],
+)
+def test_a_promise_that_the_limit_misses_too_is_above_it(ours, limit, verdict):
+    work = Workload(
+        *("w", "Work", ()),
+        (Bar("ours", "peer", 4), Bar("ours", "limit", 0.1)),
+        limits={"ours": "limit"},
+        cpu_bars={"ours": 1.5},
+    )
+    samples = _measured(ours=ours, limit=limit, peer=5.0)
+    lines = report.table(work, samples, {}).splitlines()
+    assert f"| ours ≥ 4 × peer {verdict}" in lines
+    assert f"| ours ≥ 0.1 × limit | {limit / ours:.2f} × |  | met |" in lines
+    cpu = next(line for line in lines if "CPU s |" in line and "≤" in line)
+    assert f"| {ours:.2f} s | {limit:.2f} s |" in cpu
+    assert cpu.endswith("met |") == (ours <= 1.5)
+    assert cpu.endswith("above the limit |") == (ours > 1.5 < limit)
+
+
+def test_a_promise_whose_limit_did_not_run_is_judged_without():
+    work = Workload("w", "Work", (), (Bar("ours", "peer", 4),), limits={"ours": "limit"})
+    (kept,) = promises_of(work, _measured(ours=1.0, peer=2.0))
+    assert (kept.is_met, kept.limit, kept.is_possible) == (False, "", True)
+    assert promises_of(work, _measured(peer=2.0)) == []
+
+
+def test_a_report_opens_with_every_promise_that_is_missed():
+    old = Workload("old", "Kept from before", (), (Bar("ours", "peer", 4),))
+    new = Workload("new", "Measured now", (), (Bar("ours", "peer", 4), Bar("ours", "peer", 1)))
+    before = report.document([report.table(old, _measured(ours=1.0, peer=2.0), {})], QUICK)
+    text = report.document([report.table(new, _measured(ours=1.0, peer=3.0), {})], QUICK, before)
+    summary = text[: text.index("\n## ")]
+    assert "Of 3 promises 1 are met" in summary
+    assert "| Kept from before | ours ≥ 4 × peer | 2.00 × |  | **missed** |" in summary
+    assert "| Measured now | ours ≥ 4 × peer | 3.00 × |  | **missed** |" in summary
+
+
+@pytest.mark.parametrize("workload", workloads.ALL.values(), ids=lambda workload: workload.name)
+def test_promises_and_limits_are_about_contenders_that_are_there(workload):
+    names = {contender.name for contender in workload.contenders}
+    told = {name for bar in workload.bars for name in (bar.ours, bar.peer)}
+    told |= {name for bar in workload.extra_bars for name in bar[:2]}
+    told |= {*workload.limits, *workload.limits.values()}
+    for bars in (workload.memory_bars, workload.cpu_bars, workload.wall_bars):
+        told |= set(bars)
+    assert told | {*workload.beside_bars, *workload.rate_bars} <= names
 
 
 def test_a_contender_that_is_not_here_is_a_line_with_its_reason(tmp_path):

@@ -144,6 +144,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
                 Contender("weighlock", None, script=_WEIGHLOCK_ONE),
             ),
             (Bar("weighlock", torch_load, one_script_bar),),
+            limits={"weighlock": "limit: numpy + preadv of 8 MB"},
             source=kind,
         ),
         Workload(
@@ -155,6 +156,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
                 Contender("weighlock", _weighlock_one, _prepare_weighlock, _check_one),
             ),
             (Bar("weighlock", torch_load, one_bar),),
+            limits={"weighlock": "limit: preadv of 8 MB"},
             source=kind,
         ),
         Workload(
@@ -166,6 +168,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
                 Contender("weighlock", _weighlock_all, _prepare_weighlock, check_arrays),
             ),
             (Bar("weighlock", "torch.load", 2.5),),
+            limits={"weighlock": "limit: preadv of as many bytes, 2 threads"},
             source=kind,
         ),
         Workload(
@@ -184,6 +187,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             ),
             tuple(Bar("weighlock", peer, ratio) for peer, ratio in convert_bars),
             {"weighlock": 64},
+            limits={"weighlock": "limit: copy_file_range"},
             source=kind,
         ),
     )

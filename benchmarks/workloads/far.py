@@ -73,6 +73,10 @@ ALL = (
         ),
         moved_bytes=_WHOLE.total,
         rate_bars={"weighlock, to memory": (80, None), "weighlock, to disk": (80, None)},
+        limits={
+            f"weighlock, {place}": f"raw sockets + BLAKE3, 4 connections, {place}"
+            for place in ("to memory", "to disk")
+        },
         note=described,
     ),
     Workload(

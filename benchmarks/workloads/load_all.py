@@ -184,4 +184,5 @@ WORKLOAD = Workload(
         Bar("weighlock, catalog.load()", "limit: preadv, 2 threads", 0.85),
         Bar("weighlock, catalog.load()", "safetensors load_file + clone", 1.4),
     ),
+    limits={"weighlock, catalog.load()": "limit: preadv, 2 threads"},
 )

@@ -283,5 +283,6 @@ ALL = (
             Bar("weighlock, the result in memory", _NVFLARE, 1.0),
         ),
         {"weighlock": 128},
+        limits={"weighlock": "the same, two threads"},
     ),
 )

@@ -189,6 +189,7 @@ _INLINE = Workload(
     ),
     memory_bars={"weighlock, parts for sendmsg": 2},
     wall_bars={"weighlock, parts for sendmsg": 0.005},
+    limits={"weighlock, joined body": "bytes.join of the arrays"},
 )
 
 _UNPACK = Workload(

@@ -49,4 +49,5 @@ WORKLOAD = Workload(
     ),
     (Bar("weighlock", "safetensors with torch", 6.0),),
     extra_bars=(("import numpy, weighlock", "import numpy", 0.060),),
+    limits={"weighlock": "limit: numpy + preadv"},
 )

@@ -136,6 +136,7 @@ _PUSH = Workload(
         Bar("push from memory", "share, then fetch to a file", 0.9),
     ),
     beside_bars={"push from memory": 64, "push from a file": 64},
+    limits={"push from memory": "raw sockets + BLAKE3 at both ends + pwrite, 4 connections"},
 )
 
 

@@ -133,6 +133,7 @@ _SHARE = Workload(
     ),
     memory_bars={"weighlock, server.share": 64},
     cpu_bars={"weighlock, server.share": 0.25 * LARGE.total / 1e9},
+    limits={"weighlock, server.share": "limit: BLAKE3 of every block, 2 threads"},
 )
 
 _SECOND = Workload(

@@ -133,6 +133,7 @@ FROM_MEMORY = Workload(
     ),
     (Bar("weighlock", "safetensors save_file", 0.95),),
     {"weighlock": 32},
+    limits={"weighlock": "limit: write"},
 )
 
 FROM_GENERATOR = Workload(
@@ -151,4 +152,5 @@ FROM_GENERATOR = Workload(
         Bar("weighlock, no specs", "Trinity-RFT stream_saver", 2.2),
     ),
     {"weighlock, specs known": 32, "weighlock, no specs": 32},
+    limits=dict.fromkeys(("weighlock, specs known", "weighlock, no specs"), "limit: write"),
 )

@@ -334,6 +334,7 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
         ),
         cpu_bars={"weighlock": 1.0 * sizes.total / 1e9},
         beside_bars={"weighlock": 64},
+        limits={"weighlock": raw},
     )
     to_disk = Workload(
         f"fetch-{name}-disk",
@@ -374,6 +375,7 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
         memory_bars={"weighlock": 64},
         cpu_bars={"weighlock": 1.0 * sizes.total / 1e9},
         beside_bars={"weighlock": 64},
+        limits={"weighlock": raw + " + pwrite"},
     )
     return to_memory, to_disk
 
