@@ -9,6 +9,7 @@ import signal
 import sys
 import tempfile
 from dataclasses import replace
+from functools import partial
 
 from benchmarks import environment, workloads
 from benchmarks.model import FULL, QUICK
@@ -59,9 +60,8 @@ def main():
     signal.signal(signal.SIGTERM, _end)
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, directory, ignore_errors=True)
-        calm = None  # of a small model for a quick look everything is small
-        if not options.quick:
-            calm = Calm(stack.enter_context(Warm()).hold, Quiet().wait)
+        if not options.quick:  # of a small model for a quick look everything is small
+            warm, quiet = stack.enter_context(Warm()), Quiet()
         names = list(options.only or workloads.ALL)
         for number, name in enumerate(names):
             workload = _with(workloads.ALL[name], options.contender)
@@ -74,6 +74,9 @@ def main():
                 continue
             source = model.file(directory, workload.source)
             times = min(3, repeats) if workload.is_curve else repeats
+            calm = None
+            if not options.quick:
+                calm = Calm(partial(warm.hold, unseen=workload.fills_memory), quiet.wait)
             print(f"{name}: {workload.title}", flush=True)
             samples, skipped, wrong = run_workload(
                 workload,

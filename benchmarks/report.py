@@ -103,8 +103,9 @@ def document(tables, model, before=""):
             "otherwise, each run in a fresh process, contenders in a new order each time. Where a "
             "table says so, a run begins when a copy in memory takes no longer than it usually "
             "does, or after five seconds; and once for each contender, a run of whose time the "
-            "host took more than 3 % is done again. Compare within a table only. The machine and "
-            "the versions are those of the last run:",
+            "host took more than 3 % is done again. Where new arrays are filled, it begins with "
+            "free memory that the host will not take back for two seconds. Compare within a table "
+            "only. The machine and the versions are those of the last run:",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}. "

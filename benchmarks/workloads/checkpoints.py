@@ -169,6 +169,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             ),
             (Bar("weighlock", "torch.load", 2.5),),
             limits={"weighlock": "limit: preadv of as many bytes, 2 threads"},
+            fills_memory=True,
             source=kind,
         ),
         Workload(

@@ -185,4 +185,5 @@ WORKLOAD = Workload(
         Bar("weighlock, catalog.load()", "safetensors load_file + clone", 1.4),
     ),
     limits={"weighlock, catalog.load()": "limit: preadv, 2 threads"},
+    fills_memory=True,
 )

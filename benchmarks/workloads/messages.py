@@ -190,6 +190,7 @@ _INLINE = Workload(
     memory_bars={"weighlock, parts for sendmsg": 2},
     wall_bars={"weighlock, parts for sendmsg": 0.005},
     limits={"weighlock, joined body": "bytes.join of the arrays"},
+    fills_memory=True,
 )
 
 _UNPACK = Workload(

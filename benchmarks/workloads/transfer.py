@@ -26,7 +26,7 @@ __all__ = [
     "raw_to_memory",
 ]
 
-_RANGE, _BLOCK, _CONNECTIONS = 32 << 20, 1 << 20, 4  # as ours asks a share that no cache keeps
+_RANGE, _BLOCK, _CONNECTIONS = 64 << 20, 1 << 20, 4  # as ours asks a share that no cache keeps
 
 
 @dataclass(frozen=True)
@@ -335,6 +335,7 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
         cpu_bars={"weighlock": 1.0 * sizes.total / 1e9},
         beside_bars={"weighlock": 64},
         limits={"weighlock": raw},
+        fills_memory=True,
     )
     to_disk = Workload(
         f"fetch-{name}-disk",
@@ -398,6 +399,7 @@ _TLS = Workload(
         ),
     ),
     (Bar("weighlock", "raw ssl + BLAKE3, 4 connections", 0.85),),
+    fills_memory=True,
 )
 
 _MANY = Workload(
@@ -414,6 +416,7 @@ _MANY = Workload(
         Contender("weighlock, 20 KB", fetch, prepare("weighlock", SMALL), check),
     ),
     (Bar("weighlock, 20 KB", "weighlock, 4 MB", 0.5),),
+    fills_memory=True,
 )
 
 ALL = (

@@ -63,4 +63,5 @@ WORKLOAD = Workload(
         Contender("from_pretrained(directory)", _from_files, _prepare, _check, ("transformers",)),
         Contender("state_dict=catalog", _from_catalog, _prepare_catalog, _check, ("transformers",)),
     ),
+    fills_memory=True,
 )

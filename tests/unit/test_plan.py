@@ -54,9 +54,14 @@ def test_neighbouring_ranges_are_asked_for_together_and_every_block_once(blocks,
 
 
 def test_together_goes_most_first_and_in_the_end_each_takes_one_range():
-    plan = Plan(range(8 * 40), together=4, takers=4)
+    plan = Plan(range(8 * 60), together=6, takers=4)
     counts = [len(run) // 8 for run in taken(plan)]
-    assert counts == [4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1]
+    assert counts == [6, 6, 6, 5, 4, 4, 3, 3, 2, 2, 2, 2, *[1] * 15]
+
+
+def test_who_asks_alone_leaves_nothing_to_others():
+    plan = Plan(range(8 * 20), together=6)
+    assert [len(run) // 8 for run in taken(plan)] == [6, 6, 6, 2]
 
 
 def test_what_lies_apart_is_not_asked_for_together():

@@ -16,7 +16,8 @@ class Plan:
         whole: ask for all the blocks of the file at once, of which there are so many, from a server
             that knows no ranges.
         together: ask for so many neighbouring ranges in one request at the most.
-        takers: how many ask at the same time. None of them is to be left with much in the end.
+        takers: how many ask at the same time. Of several, none takes more than half its share of
+            what is left: one that is slower than the others is not left with much in the end.
     """
 
     def __init__(
@@ -31,7 +32,7 @@ class Plan:
         self._missing = set(wanted)
         self._is_whole = whole is not None
         self._together = together
-        self._takers = takers
+        self._shares = 2 * takers if takers > 1 else 1
         if whole is not None and wanted:
             self._runs = deque([range(whole)])
         else:
@@ -46,7 +47,7 @@ class Plan:
         """The next blocks to ask for; None if all were given out."""
         if not self._runs:
             return None
-        most = min(self._together, len(self._runs) // self._takers)
+        most = min(self._together, len(self._runs) // self._shares)
         run = self._runs.popleft()
         while most > 1 and self._runs and self._runs[0].start == run.stop:
             run = range(run.start, self._runs.popleft().stop)

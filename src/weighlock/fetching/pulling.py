@@ -14,7 +14,7 @@ from weighlock.transfer.rate import Rate
 
 __all__ = ["Puller"]
 
-_TOGETHER = 4
+_TOGETHER = 8
 """Ranges in one request, where no cache wants all receivers to ask for the same ones. A request
 costs its owner half a millisecond of Python: the bytes that it sends drive code and objects out of
 the processor's caches."""
