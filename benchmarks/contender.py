@@ -78,8 +78,8 @@ class Workload:
     source: str = "safetensors"
     """The kind of file the work starts from: safetensors, or of torch: zip, legacy, many."""
     fills_memory: bool = False
-    """Its contenders fill gigabytes of new arrays: what is free of huge pages decides how long that
-    takes, so a run begins when none of it was given to the host, nor will be for two seconds."""
+    """Some contender fills gigabytes of new arrays: what is free of huge pages decides how long
+    that takes, so a run begins when none was given to the host, nor will be for two seconds."""
     moved_bytes: int | None = None
     """Bytes that each contender moves: the table tells MB/s too."""
     rate_bars: dict[str, tuple[float, float | None]] = field(default_factory=dict)

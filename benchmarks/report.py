@@ -19,7 +19,7 @@ _PACKAGES = (
 )
 _PROGRAMS = {"nginx": ("-v",), "curl": ("--version",)}
 
-_PROMISES = "| promise | measured | the limit there | |"
+_PROMISES = "| promise | measured | the limit there, at its best | |"
 
 
 def table(workload, samples, skipped, *, promises=True):
@@ -36,8 +36,9 @@ def table(workload, samples, skipped, *, promises=True):
     other = " other process + MB |" if paired else ""
     other += " MB/s |" if moved else ""
     other += " ns per byte |" if sizes else ""
-    lines += [f"| contender | s (median) | spread | × first | CPU s | memory + MB |{other}"]
-    lines += ["|---|---|---|---|---|---|" + "---|" * other.count("|")]
+    ratio = "" if workload.is_curve else " × first |"  # of a curve, the first is its least point
+    lines += [f"| contender | s (median) | spread |{ratio} CPU s | memory + MB |{other}"]
+    lines += ["|---|---|---|---|---|" + "---|" * (ratio + other).count("|")]
     first = None
     for name, found in samples.items():
         walls = [sample.wall for sample in found]
@@ -45,8 +46,9 @@ def table(workload, samples, skipped, *, promises=True):
         first = first or wall
         memory = [sample.memory for sample in found if sample.memory is not None]
         lines.append(
-            f"| {name} | {wall:.3f} | {min(walls):.3f}–{max(walls):.3f} | {wall / first:.2f} "
-            f"| {median(sample.cpu for sample in found):.2f} "
+            f"| {name} | {wall:.3f} | {min(walls):.3f}–{max(walls):.3f} |"
+            + (f" {wall / first:.2f} |" if ratio else "")
+            + f" {median(sample.cpu for sample in found):.2f} "
             f"| {f'{max(memory) / 1e6:.0f}' if memory else ''} |"
             + (f" {_beside(found)} |" if paired else "")
             + (f" {moved / wall / 1e6:.1f} |" if moved else "")
@@ -60,10 +62,7 @@ def table(workload, samples, skipped, *, promises=True):
 
 
 def _promise(kept):
-    verdict = "met" if kept.is_met else "**missed**"
-    if not kept.is_met and not kept.is_possible:
-        verdict += ", above the limit"
-    return f"| {kept.promise} | {kept.measured} | {kept.limit} | {verdict} |"
+    return f"| {kept.promise} | {kept.measured} | {kept.limit} | {kept.verdict} |"
 
 
 def _beside(found):
@@ -71,12 +70,16 @@ def _beside(found):
     return f"{max(others) / 1e6:.0f}" if others else ""
 
 
-def dated(text, command, repeats, where):
-    """A table that says when, where and how it was made: a report holds those of several days."""
+def dated(text, command, repeats, where, *, unseen=False):
+    """A table that says when, where and how it was made: a report holds those of several days.
+
+    `unseen` if each run began with free memory that the host would leave alone.
+    """
     title, rest = text.split("\n", 1)
     times = f"{repeats} repeats" if repeats > 1 else "1 repeat"
     machine = f"{os.cpu_count()} cores ({_cpu()})"
     how = f"{times}, files on {where}, free memory kept warm, begun when quiet"
+    how += ", and two seconds before the host looks for free memory again" if unseen else ""
     return f"{title}\n\n{datetime.date.today()}, {machine}, `{command}`, {how}.\n{rest}"
 
 
@@ -103,9 +106,8 @@ def document(tables, model, before=""):
             "otherwise, each run in a fresh process, contenders in a new order each time. Where a "
             "table says so, a run begins when a copy in memory takes no longer than it usually "
             "does, or after five seconds; and once for each contender, a run of whose time the "
-            "host took more than 3 % is done again. Where new arrays are filled, it begins with "
-            "free memory that the host will not take back for two seconds. Compare within a table "
-            "only. The machine and the versions are those of the last run:",
+            "host took more than 3 % is done again, of which two the less disturbed counts. "
+            "Compare within a table only. The machine and the versions are those of the last run:",
             "",
             f"{platform.system()} {platform.release()}, {os.cpu_count()} cores ({_cpu()}), "
             f"{pages / 2**30:.0f} GiB, Python {platform.python_version()}, {', '.join(versions)}. "
@@ -119,17 +121,21 @@ def document(tables, model, before=""):
 
 def _summary(sections):
     """How many promises these tables keep, and each that they do not."""
-    met, missed = 0, []
+    met, missed, unjudged = 0, [], 0
     for section in sections:
         for line in section.partition("\n| promise |")[2].splitlines()[2:]:
             met += line.endswith("| met |")
+            unjudged += line.endswith("| not judged |")
             if "**missed**" in line:
                 missed.append(f"| {_title(section).removeprefix('## ')} {line}")
-    lines = [f"Of {met + len(missed)} promises {met} are met in these tables."]
+    lines = [f"Of {met + len(missed) + unjudged} promises {met} are met in these tables."]
+    if unjudged:
+        lines[0] += f" {unjudged} could not be judged: somebody they are about did not run."
     if missed:
         lines[0] += (
-            " Those that are not, with what bare system calls that do the same work come to beside "
-            "them; where these miss a promise too, it is above the limit:"
+            " Those that are missed, with what bare system calls that do the same work come to "
+            "beside them, in their best run; where these miss a promise too, and are no slower "
+            "than we are, it is above the limit:"
         )
         lines += ["", f"| work {_PROMISES}", "|---|---|---|---|---|", *missed]
     return [*lines, ""]

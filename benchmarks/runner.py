@@ -26,6 +26,12 @@ class _Cannot(Exception):
     """A contender says that it cannot run on this machine."""
 
 
+_ROUNDS = 2
+"""Waits for quiet before one run; where neighbours are always at work, it begins all the same."""
+
+_MOST_S = 900.0
+"""Who has said nothing for so long never will: a peer that hangs must not keep the others."""
+
 _FAILURES = OSError, RuntimeError, subprocess.SubprocessError
 """Of a contender that ended in the midst of it; the others go on."""
 
@@ -117,19 +123,26 @@ def _measure(workload, contender, job, check, calm):
 
 def _settle(calm):
     """The last thing before a clock starts."""
+    for _ in range(_ROUNDS):
+        calm.hold()
+        if not calm.wait():
+            return  # else what was let go of lay idle meanwhile, and the host may have it
     calm.hold()
-    if calm.wait():
-        calm.hold()  # what was let go of lay idle meanwhile, and the host may have it
 
 
 @contextlib.contextmanager
 def _killed_on_error(child):
     """Who waits for a word that never comes, or for threads of a peer's, does not keep us."""
+    late = threading.Timer(_MOST_S, child.kill)
+    late.daemon = True
+    late.start()
     try:
         yield
     except BaseException:
         child.kill()
         raise
+    finally:
+        late.cancel()
 
 
 def _measure_work(workload, contender, job, check, calm):

@@ -20,6 +20,7 @@ Knows memory; not who needs it.
 
 import contextlib
 import ctypes
+import functools
 import mmap
 import os
 import select
@@ -108,7 +109,7 @@ class _Held:
         """
         self._kept.clear()
         with ThreadPoolExecutor(os.cpu_count()) as several:
-            while (free := _free()[0] - 2 * _CHUNK_BYTES) >= _CHUNK_BYTES:
+            while (free := _free()[0] - max(2 * _CHUNK_BYTES, _reserved())) >= _CHUNK_BYTES:
                 lacking = [
                     (self._whole, mmap.MADV_HUGEPAGE),
                     (self._paged, mmap.MADV_NOHUGEPAGE),
@@ -121,8 +122,10 @@ class _Held:
 
     def let_go(self):
         """Make free what is lacking; what was taken first goes first."""
+        reserved = _reserved()
         while self._whole or self._paged:
             whole, broken = _free()
+            whole -= reserved
             if whole < _WHOLE_FREE and self._whole:
                 self._whole.popleft().close()
             elif broken < _BROKEN_FREE and self._paged:
@@ -181,6 +184,20 @@ def _free():
             else:
                 whole += free
     return whole, broken
+
+
+@functools.cache
+def _reserved():
+    """Bytes that stay free whatever is asked for: the larger the machine, the more."""
+    pages = 0
+    with contextlib.suppress(OSError, ValueError), open("/proc/zoneinfo") as zones:
+        for line in zones:
+            name, _, rest = line.strip().partition(" ")
+            if name == "high":
+                pages += int(rest)
+            elif name == "protection:":
+                pages += max(map(int, rest.strip(" ()").split(",")))
+    return pages * mmap.PAGESIZE
 
 
 def _allowed():

@@ -16,6 +16,7 @@ from benchmarks.contender import Bar, Contender, Workload
 from benchmarks.line import Line
 from benchmarks.model import QUICK
 from benchmarks.promises import promises_of
+from benchmarks.threads import at_once
 
 
 def test_a_line_delivers_late_and_one_after_another():
@@ -75,7 +76,32 @@ def test_a_promise_whose_limit_did_not_run_is_judged_without():
     work = Workload("w", "Work", (), (Bar("ours", "peer", 4),), limits={"ours": "limit"})
     (kept,) = promises_of(work, _measured(ours=1.0, peer=2.0))
     assert (kept.is_met, kept.limit, kept.is_possible) == (False, "", True)
-    assert promises_of(work, _measured(peer=2.0)) == []
+
+
+def test_a_promise_about_who_did_not_run_is_not_judged_and_told():
+    work = Workload(
+        *("w", "Work", (), (Bar("ours", "peer", 4),)),
+        memory_bars={"other": 64},
+    )
+    samples = _measured(ours=1.0, other=1.0)
+    verdicts = [kept.verdict for kept in promises_of(work, samples)]
+    assert verdicts == ["not judged", "not judged"]  # nobody looked at the memory of the other
+    text = report.document([report.table(work, samples, {})], QUICK)
+    assert "Of 2 promises 0 are met in these tables. 2 could not be judged" in text
+
+
+def test_who_beats_the_limit_is_not_excused_by_it():
+    work = Workload("w", "Work", (), (Bar("ours", "peer", 4),), limits={"ours": "limit"})
+    (kept,) = promises_of(work, _measured(ours=1.5, limit=1.6, peer=5.0))
+    assert kept.verdict == "**missed**"
+
+
+def test_a_limit_is_taken_at_its_best():
+    work = Workload("w", "Work", (), (Bar("ours", "peer", 4),), limits={"ours": "limit"})
+    samples = _measured(ours=2.0, peer=5.0)
+    samples["limit"] = [runner.Sample(wall, 0.0, None) for wall in (1.0, 1.5, 1.6)]
+    (kept,) = promises_of(work, samples)
+    assert (kept.limit, kept.verdict) == ("5.00 ×", "**missed**")
 
 
 def test_a_report_opens_with_every_promise_that_is_missed():
@@ -208,12 +234,48 @@ def test_nothing_is_measured_any_more_when_nobody_holds_memory(tmp_path):
 def test_memory_is_held_again_after_a_wait(tmp_path):
     done = []
     work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
-    waits = iter([False, True])
+    waits = iter([False, True, False])
     calm = runner.Calm(lambda: done.append("hold"), lambda: done.append("wait") or next(waits))
     runner.run_workload(
         work, QUICK, "", str(tmp_path), repeats=2, check_all=True, say=print, calm=calm
     )
+    assert done == ["hold", "wait"] * 3
+
+
+def test_where_it_never_is_quiet_it_begins_all_the_same(tmp_path):
+    done = []
+    work = Workload("w", "Work", (Contender("ours", None, script="pass"),))
+    calm = runner.Calm(lambda: done.append("hold"), lambda: done.append("wait") or True)
+    runner.run_workload(
+        work, QUICK, "", str(tmp_path), repeats=1, check_all=True, say=print, calm=calm
+    )
     assert done == ["hold", "wait", "hold", "wait", "hold"]
+
+
+def test_who_says_nothing_any_more_is_ended(tmp_path, monkeypatch):
+    monkeypatch.setattr(runner, "_MOST_S", 0.2)
+    waiting = subprocess.Popen([sys.executable, "-c", "input()"], stdin=subprocess.PIPE)
+    with waiting, runner._killed_on_error(waiting):
+        assert waiting.wait(60) == -signal.SIGKILL
+
+
+def test_what_one_thread_raises_is_raised():
+    done = []
+
+    def work(given):
+        done.append(given)
+        if given == 1:
+            raise ValueError("the second")
+
+    with pytest.raises(ValueError, match="the second"):
+        at_once(work, range(3))
+    assert sorted(done) == [0, 1, 2]
+
+
+def test_memory_that_always_stays_free_is_not_waited_for():
+    with open("/proc/meminfo") as file:
+        total = int(file.readline().split()[1]) << 10
+    assert 0 < warm._reserved() < total
 
 
 def _quiet(monkeypatch, looks):

@@ -157,6 +157,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             ),
             (Bar("weighlock", torch_load, one_bar),),
             limits={"weighlock": "limit: preadv of 8 MB"},
+            fills_memory=True,
             source=kind,
         ),
         Workload(
@@ -189,6 +190,7 @@ def _workloads(kind, mmap, one_script_bar, one_bar, convert_bars):
             tuple(Bar("weighlock", peer, ratio) for peer, ratio in convert_bars),
             {"weighlock": 64},
             limits={"weighlock": "limit: copy_file_range"},
+            fills_memory=True,
             source=kind,
         ),
     )

@@ -6,10 +6,10 @@ in time. The pictures are drawn from these tables.
 
 import json
 import os
-import threading
 
 from benchmarks.contender import Contender, Job, Workload
 from benchmarks.owners import Owner
+from benchmarks.threads import at_once
 from benchmarks.workloads.mean import read_and_write
 
 __all__ = ["ALL"]
@@ -194,13 +194,10 @@ def _by_many(receivers):
         def receive(number):
             out = os.path.join(prepared.job.directory, f"out-{number}")
             weighlock.fetch(prepared.owner.address["url"], into=out, durable=False).close()
+            assert os.path.getsize(out) >= _data_of(prepared.path).size
             os.unlink(out)
 
-        threads = [threading.Thread(target=receive, args=(n,)) for n in range(receivers)]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
+        at_once(receive, range(receivers))
 
     return run
 

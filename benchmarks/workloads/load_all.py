@@ -1,9 +1,9 @@
 """Read every tensor of a file into memory that is the reader's own."""
 
 import os
-import threading
 
 from benchmarks.contender import Bar, Contender, Job, Workload
+from benchmarks.threads import at_once
 
 __all__ = ["WORKLOAD", "check_arrays", "check_tensors", "two_threads"]
 
@@ -51,11 +51,7 @@ def two_threads(prepared):
         least = load.index(min(load))
         shares[least].append(place)
         load[least] += place[1][0] * (place[1] + (1,))[1]
-    threads = [threading.Thread(target=_read, args=(fd, share, result)) for share in shares]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(lambda share: _read(fd, share, result), shares)
     return result
 
 

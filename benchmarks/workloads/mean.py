@@ -7,6 +7,7 @@ import threading
 
 from benchmarks.contender import Bar, Contender, Job, Workload
 from benchmarks.model import Model
+from benchmarks.threads import at_once
 
 __all__ = ["ALL", "read_and_write"]
 
@@ -129,7 +130,7 @@ def read_and_write(paths, out, workers):
     starts = iter(range(0, size, _READ))
     taking = threading.Lock()
 
-    def work():
+    def work(_):
         buffer = memoryview(np.empty(_READ, np.uint8))
         while True:
             with taking:
@@ -140,11 +141,7 @@ def read_and_write(paths, out, workers):
                 got = os.preadv(fd, [buffer], start)
             os.pwrite(target, buffer[:got], start)
 
-    threads = [threading.Thread(target=work) for _ in range(workers)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(workers))
     for fd in (*fds, target):
         os.close(fd)
 
@@ -284,5 +281,6 @@ ALL = (
         ),
         {"weighlock": 128},
         limits={"weighlock": "the same, two threads"},
+        fills_memory=True,
     ),
 )

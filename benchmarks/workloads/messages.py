@@ -189,7 +189,6 @@ _INLINE = Workload(
     ),
     memory_bars={"weighlock, parts for sendmsg": 2},
     wall_bars={"weighlock, parts for sendmsg": 0.005},
-    limits={"weighlock, joined body": "bytes.join of the arrays"},
     fills_memory=True,
 )
 
@@ -239,6 +238,7 @@ _UNPACK = Workload(
     ),
     memory_bars={"weighlock": 2},
     wall_bars={"weighlock": 0.005},
+    fills_memory=True,
 )
 
 

@@ -4,6 +4,7 @@ import os
 
 from benchmarks.contender import Contender, Job, Workload
 from benchmarks.owners import bf16, make_arrays
+from benchmarks.threads import at_once
 from benchmarks.workloads.transfer import LARGE, Lazily, check, fetch, prepare, raw_to_disk
 
 __all__ = ["ALL"]
@@ -96,8 +97,6 @@ def _in_memory(job: Job):
 
 def _hash(prepared):
     """Every block of 1 MiB, on two threads."""
-    import threading
-
     from blake3 import blake3
 
     views = [memoryview(array.view("u1")) for array in prepared[1].values()]
@@ -107,11 +106,7 @@ def _hash(prepared):
             for start in range(0, len(view), _BLOCK):
                 blake3(view[start : start + _BLOCK]).digest()
 
-    threads = [threading.Thread(target=work, args=(views[n::2],)) for n in range(2)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, (views[::2], views[1::2]))
 
 
 def _share(prepared):

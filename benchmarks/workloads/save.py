@@ -153,4 +153,5 @@ FROM_GENERATOR = Workload(
     ),
     {"weighlock, specs known": 32, "weighlock, no specs": 32},
     limits=dict.fromkeys(("weighlock, specs known", "weighlock, no specs"), "limit: write"),
+    fills_memory=True,
 )

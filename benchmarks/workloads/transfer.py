@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from benchmarks.contender import Bar, Contender, Job, Workload
 from benchmarks.curl import curl_contenders
 from benchmarks.owners import Owner, certificate, make_arrays
+from benchmarks.threads import at_once
 
 __all__ = [
     "ALL",
@@ -26,7 +27,7 @@ __all__ = [
     "raw_to_memory",
 ]
 
-_RANGE, _BLOCK, _CONNECTIONS = 64 << 20, 1 << 20, 4  # as ours asks a share that no cache keeps
+_MOST, _RANGE, _BLOCK, _CONNECTIONS = 64 << 20, 8 << 20, 1 << 20, 4
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ class _Prepared:
     job: Job
     sizes: Sizes
     owner: Owner
-    out: dict = field(default_factory=dict)
+    out: object = field(default_factory=dict)
     cell: object = None
     base: str = ""
     """A file of the round before, where there was one."""
@@ -100,6 +101,26 @@ def prepare(kind, sizes, *, out=False, far=None):
     return begin
 
 
+def _prepare_module(sizes):
+    """Likewise, with a module that has the parameters."""
+
+    def begin(job: Job):
+        import torch
+
+        import weighlock.tensors.torch  # noqa: F401
+
+        prepared = prepare("weighlock", sizes)(job)
+        layers = [torch.nn.Module() for _ in range(prepared.sizes.count)]
+        for layer in layers:
+            ones = torch.ones(prepared.sizes.nbytes // 2, dtype=torch.bfloat16)
+            layer.weight = torch.nn.Parameter(ones)
+        prepared.out = torch.nn.Module()
+        prepared.out.layer = torch.nn.ModuleList(layers)
+        return prepared
+
+    return begin
+
+
 def check(job, prepared, result):
     import numpy as np
 
@@ -119,10 +140,10 @@ def check(job, prepared, result):
 def _raw_receive(prepared, take, tls=False):
     """Four connections ask for ranges, one after another; `take` is given each."""
     total, address = prepared.sizes.total, prepared.owner.address
-    starts = iter(range(0, total, _RANGE))
+    spans = iter(_spans(total))
     taking = threading.Lock()
 
-    def work():
+    def work(_):
         sock = socket.create_connection((address["host"], address["port"]))
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         if tls:
@@ -131,19 +152,24 @@ def _raw_receive(prepared, take, tls=False):
             sock = context.wrap_socket(sock, server_hostname="127.0.0.1")
         while True:
             with taking:
-                start = next(starts, None)
-            if start is None:
+                start, length = next(spans, (0, 0))
+            if not length:
                 sock.close()
                 return
-            length = min(_RANGE, total - start)
             sock.sendall(start.to_bytes(8, "little") + length.to_bytes(8, "little"))
             take(sock, start, length)
 
-    threads = [threading.Thread(target=work) for _ in range(_CONNECTIONS)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
+    at_once(work, range(_CONNECTIONS))
+
+
+def _spans(total):
+    """What is asked for, one after another: as ours asks a share that no cache keeps."""
+    start = 0
+    while start < total:
+        left = total - start
+        length = max(_RANGE, min(_MOST, left // (2 * _CONNECTIONS) // _RANGE * _RANGE))
+        yield start, min(length, left)
+        start += length
 
 
 def _fill(sock, view):
@@ -326,10 +352,18 @@ def _workload(name, what, sizes, to_memory_bar, to_disk_bar):
                 prepare("weighlock", sizes, out=True),
                 check,
             ),
+            Contender(
+                "weighlock, into a torch module",
+                lambda prepared: fetch(prepared, out=prepared.out),
+                _prepare_module(sizes),
+                check,
+                ("torch",),
+            ),
         ),
         (
             Bar("weighlock", raw, 0.8),
             Bar("weighlock, into given arrays", f"{raw}, into given arrays", 0.8),
+            Bar("weighlock, into a torch module", f"{raw}, into given arrays", 0.8),
             Bar("weighlock", flare, to_memory_bar),
         ),
         cpu_bars={"weighlock": 1.0 * sizes.total / 1e9},

@@ -64,4 +64,8 @@ WORKLOAD = Workload(
         Contender("state_dict=catalog", _from_catalog, _prepare_catalog, _check, ("transformers",)),
     ),
     fills_memory=True,
+    note=lambda: (
+        "The directory is mapped: next to nothing of it is read within the time, and the first use "
+        "of each weight waits for it. From a catalog all of it is read."
+    ),
 )
