@@ -110,15 +110,12 @@ class _Held:
         self._kept.clear()
         with ThreadPoolExecutor(os.cpu_count()) as several:
             while (free := _free()[0] - max(2 * _CHUNK_BYTES, _reserved())) >= _CHUNK_BYTES:
-                lacking = [
-                    (self._whole, mmap.MADV_HUGEPAGE),
-                    (self._paged, mmap.MADV_NOHUGEPAGE),
-                ]
-                lacking.sort(key=lambda kind: len(kind[0]))
-                kinds = [lacking[number % 2] for number in range(free // _CHUNK_BYTES)]
-                chunks = several.map(_touched, [advice for _, advice in kinds])
-                for (held, _), chunk in zip(kinds, chunks, strict=True):
-                    held.append(chunk)
+                whole = _lacking(free // _CHUNK_BYTES, len(self._whole), len(self._paged))
+                paged = free // _CHUNK_BYTES - whole
+                kinds = [mmap.MADV_HUGEPAGE] * whole + [mmap.MADV_NOHUGEPAGE] * paged
+                chunks = list(several.map(_touched, kinds))
+                self._whole.extend(chunks[:whole])
+                self._paged.extend(chunks[whole:])
 
     def let_go(self):
         """Make free what is lacking; what was taken first goes first."""
@@ -140,6 +137,15 @@ class _Held:
             rest = start + mmap.PAGESIZE
             chunk.madvise(mmap.MADV_DONTNEED, rest, _BLOCK_BYTES - mmap.PAGESIZE)
         self._kept.append(chunk)
+
+
+def _lacking(count, whole, paged):
+    """Of so many chunks, how many become whole ones, so that there are as many of either kind.
+
+    Whoever fills arrays takes whole ones only: if half of what is left behind by each became pages,
+    none were whole after ten of them.
+    """
+    return min(count, max(0, (count + paged - whole + 1) // 2))
 
 
 def _keep():
