@@ -27,7 +27,7 @@ __all__ = [
     "raw_to_memory",
 ]
 
-_MOST, _RANGE, _BLOCK, _CONNECTIONS = 64 << 20, 8 << 20, 1 << 20, 4
+_MOST, _RANGE, _BLOCK, _CONNECTIONS = 128 << 20, 8 << 20, 1 << 20, 4
 
 
 @dataclass(frozen=True)
@@ -167,7 +167,7 @@ def _spans(total):
     start = 0
     while start < total:
         left = total - start
-        length = max(_RANGE, min(_MOST, left // (2 * _CONNECTIONS) // _RANGE * _RANGE))
+        length = max(_RANGE, min(_MOST, left // _CONNECTIONS // _RANGE * _RANGE))
         yield start, min(length, left)
         start += length
 

@@ -48,20 +48,37 @@ def test_neighbouring_ranges_are_asked_for_together_and_every_block_once(blocks,
     plan = Plan(blocks, together=together, takers=takers)
     found = taken(plan)
     assert [block for run in found for block in run] == blocks
-    assert all(len(run) <= 8 * together for run in found)
+    assert all(len(run) <= 8 * min(4, together) for run in found)
     for run in found:
         assert plan.missing_of(run) == [run]
 
 
 def test_together_goes_most_first_and_in_the_end_each_takes_one_range():
-    plan = Plan(range(8 * 60), together=6, takers=4)
+    plan = Plan(range(8 * 40), together=4, takers=4)
     counts = [len(run) // 8 for run in taken(plan)]
-    assert counts == [6, 6, 6, 5, 4, 4, 3, 3, 2, 2, 2, 2, *[1] * 15]
+    assert counts == [4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1]
+
+
+def test_what_comes_fast_is_asked_for_in_larger_requests_and_what_comes_slowly_in_smaller_ones():
+    plan = Plan(range(8 * 1000), together=16, takers=4)
+    counts = []
+    for seconds in (0.1, 0.1, 0.1, 0.7, 1.5, 1.5, 1.5, 1.5, 1.5, 0.1, 0.1):
+        run = plan.take()
+        counts.append(len(run) // 8)
+        plan.took(run, seconds)
+    assert counts == [4, 8, 16, 16, 16, 8, 4, 2, 1, 1, 2]
+
+
+def test_a_short_request_says_nothing_of_longer_ones():
+    plan = Plan([*range(8), *range(100, 900)], together=16)
+    first = plan.take()
+    plan.took(first, 0.1)
+    assert (len(first), len(plan.take())) == (8, 4 + 3 * 8)
 
 
 def test_who_asks_alone_leaves_nothing_to_others():
-    plan = Plan(range(8 * 20), together=6)
-    assert [len(run) // 8 for run in taken(plan)] == [6, 6, 6, 2]
+    plan = Plan(range(8 * 10), together=4)
+    assert [len(run) // 8 for run in taken(plan)] == [4, 4, 2]
 
 
 def test_what_lies_apart_is_not_asked_for_together():

@@ -190,6 +190,11 @@ class Moving:
         self._is_over = True
         self._connections.shut()
 
+    def took(self, run: range, seconds: float) -> None:
+        """So long it took to ask for blocks and to have them."""
+        with self._lock:
+            self._plan.took(run, seconds)
+
     def moved(self, block: int) -> None:
         """Count a block that is in its place."""
         with self._lock:

@@ -3,9 +3,16 @@
 from collections import deque
 from collections.abc import Iterable
 
-from weighlock.sources.grid import runs, stretches
+from weighlock.sources.grid import BLOCKS_PER_RANGE, runs, stretches
 
 __all__ = ["Plan"]
+
+_FIRST = 4
+"""Ranges in one request before it is known how long they take."""
+
+_REQUEST_S = 1.0
+"""What takes longer is asked for in smaller requests, what takes less than half of it in larger
+ones: who turns out to be slow has not been given much."""
 
 
 class Plan:
@@ -16,8 +23,7 @@ class Plan:
         whole: ask for all the blocks of the file at once, of which there are so many, from a server
             that knows no ranges.
         together: ask for so many neighbouring ranges in one request at the most.
-        takers: how many ask at the same time. Of several, none takes more than half its share of
-            what is left: one that is slower than the others is not left with much in the end.
+        takers: how many ask at the same time. None takes more than its share of what is left.
     """
 
     def __init__(
@@ -31,8 +37,9 @@ class Plan:
         wanted = list(blocks)
         self._missing = set(wanted)
         self._is_whole = whole is not None
-        self._together = together
-        self._shares = 2 * takers if takers > 1 else 1
+        self._most = together
+        self._together = min(_FIRST, together)
+        self._takers = takers
         if whole is not None and wanted:
             self._runs = deque([range(whole)])
         else:
@@ -47,12 +54,19 @@ class Plan:
         """The next blocks to ask for; None if all were given out."""
         if not self._runs:
             return None
-        most = min(self._together, len(self._runs) // self._shares)
+        most = min(self._together, len(self._runs) // self._takers)
         run = self._runs.popleft()
         while most > 1 and self._runs and self._runs[0].start == run.stop:
             run = range(run.start, self._runs.popleft().stop)
             most -= 1
         return run
+
+    def took(self, run: range, seconds: float) -> None:
+        """It took so long until the reply to a request for that run was through."""
+        if seconds > _REQUEST_S:
+            self._together = max(1, self._together // 2)
+        elif seconds < _REQUEST_S / 2 and len(run) > (self._together - 1) * BLOCKS_PER_RANGE:
+            self._together = min(2 * self._together, self._most)
 
     def landed(self, block: int) -> bool:
         """A block is here; False if it was already, or nobody wants it."""

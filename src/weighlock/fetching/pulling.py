@@ -3,6 +3,7 @@
 What is asked for is the plan's, where it goes the landing's, how it is asked the remote's.
 """
 
+import time
 from collections.abc import Callable, Iterable
 
 from weighlock.fetching.moving import Move, Moving, Progress
@@ -14,10 +15,10 @@ from weighlock.transfer.rate import Rate
 
 __all__ = ["Puller"]
 
-_TOGETHER = 8
-"""Ranges in one request, where no cache wants all receivers to ask for the same ones. A request
-costs its owner half a millisecond of Python: the bytes that it sends drive code and objects out of
-the processor's caches."""
+_TOGETHER = 16
+"""Ranges in one request at the most, where no cache wants all receivers to ask for the same ones.
+A request costs its owner half a millisecond of Python and more: the bytes that it sends drive code
+and objects out of the processor's caches."""
 
 
 class Puller:
@@ -81,8 +82,10 @@ class Puller:
                     # Before the lease: over the connection this thread has just given back. Later,
                     # a new one would have to be made for them beside it.
                     remote.load_digests(run)
+                began = time.monotonic()
                 with remote.lease() as connection:
                     remote.receive(connection, run, place)
+                moving.took(run, time.monotonic() - began)
 
             return move
 
