@@ -272,6 +272,18 @@ def test_what_one_thread_raises_is_raised():
     assert sorted(done) == [0, 1, 2]
 
 
+@pytest.mark.parametrize("kind", ["whole", "paged"])
+def test_free_memory_of_neither_kind_runs_out(kind):
+    """Whoever takes one kind leaves as much behind, in whole blocks."""
+    held = {"whole": 180, "paged": 180}
+    for _ in range(30):
+        held[kind] -= 32
+        whole = warm._lacking(32, held["whole"], held["paged"])
+        held["whole"] += whole
+        held["paged"] += 32 - whole
+        assert held == {"whole": 180, "paged": 180}
+
+
 def test_memory_that_always_stays_free_is_not_waited_for():
     with open("/proc/meminfo") as file:
         total = int(file.readline().split()[1]) << 10

@@ -24,7 +24,10 @@ __all__ = ["BytesSource", "FileSource", "Fingerprint", "names_in"]
 _PARALLEL_BYTES = 8 * 1024 * 1024
 """From this size on two threads share a read: page faults and copies then run on two cores."""
 
-_STRIP_BYTES = 2 * HUGE_PAGE
+_STRIP_BYTES = HUGE_PAGE
+"""The least that two threads can share without faulting on the same page. In the end one of them
+waits for the other's last strip, once for every tensor."""
+
 _MOST_PER_CALL = 0x7FFF_F000  # what Linux moves in one system call at the most
 
 Path: TypeAlias = "str | os.PathLike[str]"
