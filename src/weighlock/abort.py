@@ -23,6 +23,7 @@ class Abort:
         self._lock = threading.RLock()
         self._wakers: dict[object, Callable[[], None]] = {}
         self.reason = ""
+        """What `set` was told first."""
 
     def __repr__(self) -> str:
         return f"<Abort {'set: ' + self.reason if self.is_set else 'not set'}>"

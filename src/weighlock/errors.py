@@ -154,7 +154,9 @@ class ShortRead(SourceError):
     def __init__(self, message: str, *, wanted: int, got: int) -> None:
         super().__init__(message)
         self.wanted = wanted
+        """Bytes that were asked for."""
         self.got = got
+        """Bytes that came."""
 
 
 class SourceChanged(SourceError):
@@ -180,7 +182,9 @@ class NoSpace(DiskError):
     ) -> None:
         super().__init__(message, errno=errno)
         self.wanted_bytes = wanted_bytes
+        """What it would take."""
         self.free_bytes = free_bytes
+        """What there is."""
 
 
 class SpoolClosed(DiskError):
@@ -214,6 +218,7 @@ class Aborted(TransferError):
     def __init__(self, message: str, *, reason: str = "") -> None:
         super().__init__(message)
         self.reason = reason
+        """What `abort.set()` was told."""
 
 
 class ChunkCorrupt(TransferError):
@@ -292,6 +297,7 @@ class CombineError(WeighlockError, ValueError):
         self.contributor = contributor
         """Whose fault it is, where it is somebody's."""
         self.tensor = tensor
+        """In which tensor, where it is in one."""
 
 
 class LimitExceeded(WeighlockError):
@@ -300,5 +306,6 @@ class LimitExceeded(WeighlockError):
     def __init__(self, message: str, *, limit: str, asked: int, allowed: int) -> None:
         super().__init__(message)
         self.limit = limit
+        """The field of `Limits`."""
         self.asked = asked
         self.allowed = allowed

@@ -30,9 +30,9 @@ def check_number(
     is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
     if not is_number or (is_whole and not isinstance(value, numbers.Integral)):
         wanted = "a whole number" if is_whole else "a number"
-        raise TypeError(f"{what} is {wanted}, not {repr(value)[:80]}")
+        raise TypeError(f"{what} must be {wanted}, not {repr(value)[:80]}")
     if least is not None and not value >= least:  # type: ignore[operator]  # nor is NaN
-        raise LocalProtocolError(f"{what}={value!r}: at least {least:g} can be meant")
+        raise LocalProtocolError(f"{what}={value!r}: must be at least {least:g}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -567,7 +567,7 @@ def test_a_server_that_is_closed_says_so():
 
 
 def test_addresses_that_cannot_be_any_are_told_apart():
-    with pytest.raises(TypeError, match="port is a whole number, not '8'"):
+    with pytest.raises(TypeError, match="port must be a whole number, not '8'"):
         Server(port="8")
     with pytest.raises(TypeError, match="host is a text"):
         Server(8400)
@@ -588,11 +588,11 @@ def test_a_way_that_cannot_be_meant_is_refused_where_it_is_given(server, tmp_pat
         ):
             with pytest.raises(kind, match="connections"):
                 move()
-    with pytest.raises(TypeError, match="limit_rate is a number, not '1MB'"):
+    with pytest.raises(TypeError, match="limit_rate must be a number, not '1MB'"):
         weighlock.fetch(share.url, limit_rate="1MB")
-    with pytest.raises(TypeError, match="limit_rate is a number, not '1MB'"):
+    with pytest.raises(TypeError, match="limit_rate must be a number, not '1MB'"):
         weighlock.push(inbox.url, tensors, limit_rate="1MB")
-    with pytest.raises(TypeError, match="quota_bytes is a number, not '1GB'"):
+    with pytest.raises(TypeError, match="quota_bytes must be a number, not '1GB'"):
         server.inbox(into=tmp_path, quota_bytes="1GB")
     with pytest.raises(LayoutError, match="there are no patterns, names= is empty"):
         weighlock.fetch(share.url, names=[])
@@ -601,11 +601,11 @@ def test_a_way_that_cannot_be_meant_is_refused_where_it_is_given(server, tmp_pat
 def test_urls_of_the_other_direction_are_told_apart(server, tmp_path):
     share, inbox = server.share(model(0.1)), server.inbox(("a",), into=tmp_path)
     for url in (share.url, server.share(model(0.1), receivers=["a"]).url_for("a")):
-        with pytest.raises(ShareGone, match="is the URL of a share, which is pulled; push takes"):
+        with pytest.raises(ShareGone, match="is the URL of a share: pull it; push takes"):
             weighlock.push(url, model(0.1))
     for url in (inbox.url, inbox.url_for("a")):
         for pull in (weighlock.fetch, weighlock.open):
-            with pytest.raises(ShareGone, match="is the URL of an inbox, to be pushed to"):
+            with pytest.raises(ShareGone, match="is the URL of an inbox: push to it"):
                 pull(url)
     with pytest.raises(ShareGone, match=r"there is nothing \(404\)$"):
         weighlock.push(inbox.url[:-32] + "0" * 32, model(0.1))

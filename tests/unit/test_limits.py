@@ -93,13 +93,13 @@ def test_a_header_beyond_the_limit_is_not_written_either(tmp_path):
 
 @pytest.mark.parametrize("value", ["3", None, True, [1]])
 def test_a_limit_is_a_number(value):
-    with pytest.raises(TypeError, match="patience_s is a number, not "):
+    with pytest.raises(TypeError, match="patience_s must be a number, not "):
         Limits(patience_s=value)
 
 
 @pytest.mark.parametrize("value", [-3, -0.5, float("nan"), float("-inf")])
 def test_a_limit_is_not_negative(value):
-    with pytest.raises(LocalProtocolError, match=r"patience_s=.*: at least 0 can be meant"):
+    with pytest.raises(LocalProtocolError, match=r"patience_s=.*: must be at least 0"):
         Limits(patience_s=value)
     with pytest.raises(LocalProtocolError, match="tensors="):
         dataclasses.replace(Limits(), tensors=value)

@@ -249,9 +249,9 @@ WRONG = [
     (("model.safetensors",), {}, "not one model"),
     (({"a": GOOD}, {"b": 1}), {}, "weight for 'b'"),
     (({"a": GOOD, "b": GOOD}, {"a": 1}), {}, "b: has the weight None"),
-    (([GOOD],), {"integers": "maximum"}, "integers='maximum': it is one of 'equal'"),
-    (([GOOD],), {"missing": "ignore"}, "missing='ignore': it is one of 'error', 'skip'"),
-    (([GOOD],), {"on_lost": "skip"}, "on_lost='skip': it is one of 'error', 'exclude'"),
+    (([GOOD],), {"integers": "maximum"}, "integers='maximum': must be one of 'equal'"),
+    (([GOOD],), {"missing": "ignore"}, "missing='ignore': must be one of 'error', 'skip'"),
+    (([GOOD],), {"on_lost": "skip"}, "on_lost='skip': must be one of 'error', 'exclude'"),
     (([GOOD],), {"threads": -1}, "threads=-1"),
 ]
 

@@ -528,7 +528,7 @@ def test_specs_may_be_a_mapping_of_the_same_names(path):
 
 
 def test_sizes_are_numbers(path):
-    with pytest.raises(TypeError, match="max_shard_bytes is a whole number, not '5GB'"):
+    with pytest.raises(TypeError, match="max_shard_bytes must be a whole number, not '5GB'"):
         weighlock.save(path, ARRAYS, max_shard_bytes="5GB")
 
 

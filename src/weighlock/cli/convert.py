@@ -97,14 +97,15 @@ class _Counting(CastRef):
     help="Convert floating-point tensors, but not the scales of quantised ones: bf16, f32, f16, …",
 )
 @click.option(
-    "--max-shard-size", type=SIZE, help="Write a directory of files up to this size: 5GB."
+    "--max-shard-size", type=SIZE, help="Write a directory of files of this size at the most, such as 5GB."
 )
 @click.option(
     "--tied",
     type=click.Choice(["copy", "alias"]),
     default="copy",
     show_default=True,
-    help="Write a tensor of several names once for each, or once.",
+    help="Write a tensor of several names once for each of them (copy), or once, with its other "
+    "names in the metadata (alias).",
 )
 @click.option("--metadata", "texts", multiple=True, metavar="KEY=TEXT", help="Add metadata.")
 @click.option(
@@ -113,7 +114,7 @@ class _Counting(CastRef):
     help="Leave out what safetensors cannot hold, instead of refusing.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace TARGET if it is a file.")
-@click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@click.option("--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it.")
 @quiet_option
 @credential_options
 @json_option

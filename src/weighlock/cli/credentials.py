@@ -24,11 +24,11 @@ _OPTIONS = (
         "headers",
         multiple=True,
         metavar="'NAME: TEXT'",
-        help="Send it to the URL's server.",
+        help="A header for the server, as in 'Authorization: Bearer …'; may be repeated.",
     ),
-    click.option("--header-file", type=_FILE, help="Send the headers in a file."),
+    click.option("--header-file", type=_FILE, help="A file with a header in each line."),
     click.option("--ca", type=_FILE, help="Certificates to trust instead of the system's."),
-    click.option("--cert", type=_FILE, help="Certificate to show a server that asks."),
+    click.option("--cert", type=_FILE, help="Client certificate, for a server that asks for one."),
     click.option("--key", type=_FILE, help="Its key, if it is not in the same file."),
 )
 

@@ -133,8 +133,8 @@ class _Federation:
         if number > 1:
             frozen = sum(spec.nbytes for spec in self._specs if not is_trained(spec.name))
             click.echo(
-                f"  Sites trained a few layers; {frozen / nbytes:.0%} of the model are frozen, and "
-                "what a site has already is not pulled again (base=)."
+                f"  Sites trained a few layers; {frozen / nbytes:.0%} of the model is frozen, and "
+                "they do not pull again what they have (base=)."
             )
         after = os.path.join(self._directory, f"model-{number}.safetensors")
         landing = os.path.join(self._directory, f"inbox-{number}")
@@ -162,7 +162,7 @@ class _Federation:
                     ).seal()
                     for name in self._names
                 }
-            click.echo(f"      {len(bodies[self._names[0]]):,} bytes each")
+            click.echo(f"      {len(bodies[self._names[0]]):,} bytes each, small tensors in them")
             start = time.perf_counter()
             for site in sites:
                 site.send(bodies[site.name])

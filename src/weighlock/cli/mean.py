@@ -41,23 +41,25 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 @click.command("mean")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="MODEL...")
 @click.option("-o", "--out", required=True, type=click.Path(), help="The file to write.")
-@click.option("--weights", type=_Weights(), metavar="N,N,…", help="One for each model: 3,1,1.")
+@click.option("--weights", type=_Weights(), metavar="N,N,…", help="A number for each model, such as 3,1,1.")
 @click.option(
     "--accumulate",
     type=click.Choice(["f32", "f64"]),
-    help="Precision of the sums: f32, or f64, the default: float64 sums, rounded once.",
+    help="Precision of the sums; f64 if not given. They are rounded once, at the end.",
 )
 @click.option(
     "--integers",
     type=click.Choice(["equal", "first", "max", "round"]),
     default="equal",
     show_default=True,
-    help="Which integers to take if models differ in them; 'equal' refuses.",
+    help="What to do where models differ in an integer: refuse (equal), or take the first, the "
+    "largest (max) or the rounded mean (round).",
 )
 @click.option(
     "--skip-missing",
     is_flag=True,
-    help="Make each tensor of the models that have it; leave out what is not read.",
+    help="Average each tensor over the models that have it, and leave out what cannot be read, "
+    "instead of refusing.",
 )
 @click.option("--exclude-lost", is_flag=True, help="Leave out models that cannot be read.")
 @click.option("--allow-nonfinite", is_flag=True, help="Let NaN and Inf through.")
@@ -65,10 +67,10 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
     "--threads",
     default=0,
     type=click.IntRange(0, 64),
-    help="How many work; one a core, four at the most, if 0.",
+    help="Worker threads; 0 is one for each core, four at the most.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@click.option("--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it.")
 @quiet_option
 @credential_options
 @json_option

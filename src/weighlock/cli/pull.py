@@ -36,11 +36,11 @@ __all__ = ["command"]
     "--base", type=click.Path(), help="A model that resembles it: only what differs is pulled."
 )
 @connections_option
-@click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
+@click.option("--limit-rate", type=SIZE, help="Most bytes a second, such as 20MB.")
 @patience_option
 @click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
 @click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
-@click.option("--no-sync", is_flag=True, help="Do not wait until the disk has it.")
+@click.option("--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it.")
 @quiet_option
 @credential_options
 @json_option
@@ -61,15 +61,14 @@ def command(
 ) -> None:
     """Pull the weights at URL into the file DEST.
 
-    Without DEST, the file gets the name the URL ends with, or model.safetensors if it ends with
-    none; in a directory DEST likewise. By the URL of its index, a sharded model is pulled file by
-    file into the directory DEST, its index last; files of these names that lie there are replaced
-    with --force only. The .metadata of a distributed checkpoint becomes one safetensors file.
+    Without DEST, or if DEST is a directory, the file is named after the end of the URL, or else
+    model.safetensors. By the URL of its index, a sharded model is pulled file by file into the
+    directory DEST, its index last; files of the same names that are there are replaced with --force
+    only. The .metadata of a distributed checkpoint becomes one safetensors file.
 
-    A pull that was cut off is taken up when it is run again: what had arrived is checked, and only
-    the rest is pulled. Three begin anew: that of a part (--names), that of a distributed
-    checkpoint, and that from a server without digests, unless it has ranges as well as a strong
-    ETag.
+    Run it again after an interruption: what had arrived is checked, and only the rest is pulled. It
+    starts over with --names, for a distributed checkpoint, and from a server without digests,
+    unless that answers ranges and sends a strong ETag.
     """
     name = _name(url)
     is_sharded = is_index_name(name) and not patterns

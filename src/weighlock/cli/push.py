@@ -32,7 +32,7 @@ __all__ = ["command"]
 @click.option("--names", "patterns", multiple=True, metavar="GLOB", help="Push only these tensors.")
 @click.option("--sender", metavar="NAME", help="The name to push under, if the URL has none.")
 @connections_option
-@click.option("--limit-rate", type=SIZE, help="Bytes a second at the most: 20MB.")
+@click.option("--limit-rate", type=SIZE, help="Most bytes a second, such as 20MB.")
 @patience_option
 @quiet_option
 @credential_options

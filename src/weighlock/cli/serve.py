@@ -57,20 +57,23 @@ _LOOK_S = 0.5
     "--expires",
     type=click.FloatRange(min=0, min_open=True),
     metavar="SECONDS",
-    help="End the shares after this time.",
+    help="End shares and inbox after this time, and exit.",
 )
-@click.option("--cacheable", is_flag=True, help="Let caches in front of this server keep them.")
+@click.option("--cacheable", is_flag=True, help="Let HTTP caches keep the weights.")
 @click.option(
-    "--inbox", "inbox_path", type=click.Path(), help="Take what is pushed, into this directory."
+    "--inbox",
+    "inbox_path",
+    type=click.Path(),
+    help="Accept pushes into this directory, a file for each sender; none that is there is replaced.",
 )
 @click.option(
     "--sender",
     "senders",
     multiple=True,
     metavar="NAME",
-    help="Who may push, once each; whoever has the URL if not given.",
+    help="Who may push; repeat it for each. Without it, whoever has the URL may.",
 )
-@click.option("--quota", type=SIZE, help="Largest file that may be pushed: 20GB.")
+@click.option("--quota", type=SIZE, help="Largest file that may be pushed, such as 20GB.")
 @click.option(
     "--secret",
     "secret_path",
@@ -78,7 +81,7 @@ _LOOK_S = 0.5
     help="File of the key that makes URLs stable; made if there is none. Without this option it is "
     "weighlock/secret in $XDG_STATE_HOME, or in ~/.local/state.",
 )
-@click.option("--page/--no-page", default=True, help="Show a page to watch it by, and metrics.")
+@click.option("--page/--no-page", default=True, help="Serve a page to watch it by, and Prometheus metrics.")
 @click.option(
     "--page-token",
     "token_path",

@@ -17,13 +17,13 @@ __all__ = ["command"]
 
 @click.command("sweep")
 @click.argument("root", type=click.Path())
-@click.option("--parts", is_flag=True, help="Unfinished files (.part-) too: they can be resumed.")
+@click.option("--parts", is_flag=True, help="Unfinished files (.part-) of dead processes too, which a pull could still resume.")
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
 def command(root: str, parts: bool, dry_run: bool, as_json: bool) -> None:
-    """Remove the spools in ROOT whose owners are provably dead.
+    """Remove the temporary directories (spools) that dead processes left in ROOT.
 
-    What is in use, or might be, is kept and listed with the reason.
+    What a process uses, or might use, is kept and listed with the reason.
     """
     try:
         unfinished = sum(part_owner(name) is not None for name in os.listdir(root))

@@ -42,9 +42,9 @@ def command(
 ) -> None:
     """Check that each PATH is a complete, consistent file, or set of files.
 
-    Without --data only headers and sizes are read. What a reader should know and need not refuse,
-    such as a total_size in an index that is not that of the tensors, is noted. Of several, each is
-    checked, whatever the others are; it exits with 1 if one is not valid.
+    Without --data only headers and sizes are read. What makes no file unusable, such as a wrong
+    total_size in an index, is noted. Every PATH is checked, whatever the others are; the exit code
+    is 1 if one is not valid.
     """
     access = access_to(credential, *paths)
 

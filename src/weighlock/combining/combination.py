@@ -99,10 +99,10 @@ def check_options(options: Options, integers: IntegerPolicy = "equal") -> None:
     )
     for name, value, values in policies:
         if value not in values:
-            raise CombineError(f"{name}={value!r}: it is one of {', '.join(map(repr, values))}")
+            raise CombineError(f"{name}={value!r}: must be one of {', '.join(map(repr, values))}")
     threads = options.get("threads", 0)
     if not isinstance(threads, int) or threads < 0:
-        raise CombineError(f"threads={threads!r}: as many as work, or 0 for one a core")
+        raise CombineError(f"threads={threads!r}: must be a whole number; 0 is one for each core, four at the most")
 
 
 def opening_for(options: Options) -> Opening:

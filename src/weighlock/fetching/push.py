@@ -113,7 +113,8 @@ def push(
         progress: called with bytes there and bytes in all, from any thread.
         connections: requests under way at once.
         limit_rate: bytes a second at the most.
-        directory: where tensors are laid down that must be gathered first.
+        directory: where tensors are laid down that must be gathered first; the system's temporary
+            directory if not given.
         limits: timeouts, patience.
 
     Raises:
@@ -219,7 +220,7 @@ class _Push:
             label = self._upload.label
             told = "there is nothing (404)"
             if label.endswith(SHARE_FILE):
-                told = "is the URL of a share, which is pulled; push takes that of an inbox"
+                told = "is the URL of a share: pull it; push takes the URL of an inbox"
             raise ShareGone(f"{label}: {told}", reason="unknown") from error
 
     def _landed_before(self, over: LandedBefore, tell: Callable[[int, int], None] | None) -> Pushed:

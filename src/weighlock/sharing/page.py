@@ -59,8 +59,8 @@ def check_token(token: str) -> str:
     """
     if not _TOKEN.fullmatch(token):
         raise LocalProtocolError(
-            f"a token of {len(token)} characters cannot guard the page: "
-            "16 to 128 letters, digits and ._~+/=- can"
+            "the token of the page must be 16 to 128 letters, digits or ._~+/=-, not "
+            f"{len(token)} characters"
         )
     return token
 

@@ -61,11 +61,12 @@ class Server(Lifetime):
         tls_key: file of its key, if that is not in the same file.
         client_ca: file of the certificates whose holders may connect; anybody if not given.
         insecure: allow an address that others can reach without TLS.
-        directory: where tensors are laid down that must be gathered first.
+        directory: where tensors are laid down that must be gathered first; the system's temporary
+            directory if not given.
         key: 32 secret bytes that tickets with names are made with; with the same ones they are good
             for a server that was started again.
-        page: show a page to watch it by, at `page_url`, and metrics at `/metrics`; a text is the
-            token that guards both, True lets one be made.
+        page: show a page to watch it by, at `page_url`, and metrics at `/metrics`; a text of
+            16 to 128 letters, digits or ._~+/=- is the token that guards both, True lets one be made.
         limits: connections, timeouts, sizes.
         start: answer at once. A server that takes the place of another should offer what that did,
             and be started then: who comes back too early would be told that there is nothing.

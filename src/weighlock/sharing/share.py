@@ -37,14 +37,23 @@ and the first are forgotten first."""
 
 
 class State(StrEnum):
-    """Where a receiver is."""
+    """Where a receiver of a share is, or a sender to an inbox.
+
+    While the share lives, who failed, aborted or was lost may come back, and land.
+    """
 
     WAITING = "waiting"
+    """Was not heard yet."""
     STARTED = "started"
+    """Is under way."""
     LANDED = "landed"
+    """Has said that it has everything it wanted; that is never undone."""
     FAILED = "failed"
+    """Has said that it cannot; `cause` is why."""
     ABORTED = "aborted"
+    """Was told to stop where it is."""
     LOST = "lost"
+    """Was silent for `idle_s`, or not through when the share ended."""
 
 
 class Event(StrEnum):
@@ -82,7 +91,7 @@ here, unless it says `landed`."""
 
 @dataclass(frozen=True, slots=True)
 class Receiver:
-    """A receiver as its owner knows it."""
+    """A receiver of a share, or a sender to an inbox, as its owner knows it."""
 
     name: str
     state: State = State.WAITING
@@ -109,7 +118,7 @@ class Outcome:
 
     @property
     def landed(self) -> tuple[str, ...]:
-        """Who has confirmed that the tensors were verified and put in their place."""
+        """Who has said that it has what it wanted: after `fetch`, verified and in its place."""
         return self._in(State.LANDED)
 
     @property

@@ -106,7 +106,7 @@ def raise_for_status(
         raise Refused(f"{label}: access was refused ({said})")
     if status == 404:
         is_inbox = label.endswith(_INBOX)
-        what = "is the URL of an inbox, to be pushed to" if is_inbox else "there is nothing"
+        what = "is the URL of an inbox: push to it" if is_inbox else "there is nothing"
         raise ShareGone(f"{label}: {what} (404)", reason="unknown")
     if status == 410 and reason == "changed":
         raise SourceChanged(f"{label}: what it offers was changed by its owner")
