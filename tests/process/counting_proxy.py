@@ -9,10 +9,11 @@ __all__ = ["counting_proxy"]
 
 
 @contextlib.contextmanager
-def counting_proxy(port, asked=None):
+def counting_proxy(port, asked=None, most=None):
     """Gives the port to dial instead, and a function that tells the bytes so far.
 
-    To a list `asked`, the first and last byte of every range that is asked for is added.
+    To a list `asked`, the first and last byte of every range that is asked for is added. Who asks
+    for more than `most` bytes is answered as by a gateway that could not have them.
     """
     total, threads, socks = [0], [], []
     lock = threading.Lock()
@@ -26,7 +27,11 @@ def counting_proxy(port, asked=None):
                         total[0] += len(data)
                 elif asked is not None:  # a request comes in one piece
                     found = re.findall(rb"(?i)\r\nrange: bytes=(\d+)-(\d+)\r", data)
-                    asked.extend((int(first), int(last)) for first, last in found)
+                    ranges = [(int(first), int(last)) for first, last in found]
+                    asked.extend(ranges)
+                    if most is not None and any(last - first >= most for first, last in ranges):
+                        source.sendall(b"HTTP/1.1 502 Too large\r\nContent-Length: 0\r\n\r\n")
+                        continue
                 target.sendall(data)
         with contextlib.suppress(OSError):
             target.shutdown(socket.SHUT_WR)

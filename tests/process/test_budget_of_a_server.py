@@ -5,6 +5,7 @@ import socket
 import ssl
 import subprocess
 import sys
+import time
 from urllib.parse import urlsplit
 
 import numpy as np
@@ -211,3 +212,23 @@ def test_several_arrays_arrive_in_order_over_tls(certificates, sizes, room):  # 
         receiving.end()
     assert received == b"".join(arrays)
     assert budget.used == 0
+
+
+@needs_openssl
+def test_who_takes_little_at_a_time_over_tls_is_not_given_up(certificates):  # noqa: F811
+    """Python's `send` under TLS comes back when all was sent: its timeout is one for all of it."""
+    data = memoryview(bytes(1 << 20))
+    with tls_pair(certificates.path("server")) as (ours, theirs):
+        ours.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 14)
+
+        def receive():
+            done = 0
+            while done < len(data):
+                done += len(theirs.recv(1 << 14))
+                time.sleep(0.02)  # 1.3 s for all of it
+
+        receiving = InThread(receive)
+        sender, done = Sender(ours, 1.0), 0
+        while done < len(data):
+            done += sender.send_step(data, done)
+        receiving.end()

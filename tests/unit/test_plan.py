@@ -3,14 +3,14 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from weighlock.fetching.plan import Plan
+from weighlock.fetching.plan import Plan, Portion
 
 BLOCKS = st.lists(st.integers(0, 50), unique=True).map(sorted)
 
 
-def taken(plan):
+def taken(plan, most=1):
     found = []
-    while (run := plan.take()) is not None:
+    while (run := plan.take(most)) is not None:
         found.append(run)
     return found
 
@@ -44,46 +44,62 @@ def test_after_a_break_only_what_is_missing_is_asked_for(blocks, data):
 
 
 @given(BLOCKS, st.integers(1, 6), st.integers(1, 5))
-def test_neighbouring_ranges_are_asked_for_together_and_every_block_once(blocks, together, takers):
-    plan = Plan(blocks, together=together, takers=takers)
-    found = taken(plan)
+def test_neighbouring_ranges_are_asked_for_together_and_every_block_once(blocks, most, takers):
+    plan = Plan(blocks, takers=takers)
+    found = taken(plan, most)
     assert [block for run in found for block in run] == blocks
-    assert all(len(run) <= 8 * min(4, together) for run in found)
+    assert all(len(run) <= 8 * most for run in found)
     for run in found:
-        assert plan.missing_of(run) == [run]
+        assert plan.missing_of(run, most) == [run]
+        smaller = plan.missing_of(run, 1)
+        assert [block for part in smaller for block in part] == list(run)
+        assert all(part.start // 8 == part[-1] // 8 for part in smaller)
 
 
 def test_together_goes_most_first_and_in_the_end_each_takes_one_range():
-    plan = Plan(range(8 * 40), together=4, takers=4)
-    counts = [len(run) // 8 for run in taken(plan)]
+    plan = Plan(range(8 * 40), takers=4)
+    counts = [len(run) // 8 for run in taken(plan, 4)]
     assert counts == [4, 4, 4, 4, 4, 4, 4, 3, 2, 1, 1, 1, 1, 1, 1, 1]
 
 
+def test_who_asks_alone_leaves_nothing_to_others():
+    plan = Plan(range(8 * 10))
+    assert [len(run) // 8 for run in taken(plan, 4)] == [4, 4, 2]
+
+
 def test_what_comes_fast_is_asked_for_in_larger_requests_and_what_comes_slowly_in_smaller_ones():
-    plan = Plan(range(8 * 1000), together=16, takers=4)
-    counts = []
-    for seconds in (0.1, 0.1, 0.1, 0.7, 1.5, 1.5, 1.5, 1.5, 1.5, 0.1, 0.1):
-        run = plan.take()
-        counts.append(len(run) // 8)
-        plan.took(run, seconds)
-    assert counts == [4, 8, 16, 16, 16, 8, 4, 2, 1, 1, 2]
+    portion = Portion(16)
+    found = []
+    for seconds in (0.1, 0.1, 0.1, 0.1, 0.1, 0.7, 1.5, 1.5, 1.5, 1.5, 1.5, 0.1, 0.1):
+        found.append(portion.ranges)
+        portion.took(range(8 * portion.ranges), seconds)
+    assert found == [1, 2, 4, 8, 16, 16, 16, 8, 4, 2, 1, 1, 2]
 
 
 def test_a_short_request_says_nothing_of_longer_ones():
-    plan = Plan([*range(8), *range(100, 900)], together=16)
-    first = plan.take()
-    plan.took(first, 0.1)
-    assert (len(first), len(plan.take())) == (8, 4 + 3 * 8)
+    portion = Portion(16)
+    portion.took(range(8), 0.1)
+    portion.took(range(8), 0.1)
+    assert portion.ranges == 2
 
 
-def test_who_asks_alone_leaves_nothing_to_others():
-    plan = Plan(range(8 * 10), together=4)
-    assert [len(run) // 8 for run in taken(plan)] == [4, 4, 2]
+def test_what_did_not_go_through_is_not_asked_for_at_once_again():
+    portion = Portion(16)
+    for _ in range(3):
+        portion.took(range(8 * portion.ranges), 0.1)
+    portion.failed(range(8 * 8))
+    assert portion.ranges == 1
+    portion.failed(range(8))  # of one range: that was no matter of its size
+    found = []
+    for _ in range(4):
+        found.append(portion.ranges)
+        portion.took(range(8 * portion.ranges), 0.1)
+    assert found == [1, 2, 4, 4]
 
 
 def test_what_lies_apart_is_not_asked_for_together():
-    plan = Plan([*range(8), *range(16, 24)], together=4)
-    assert taken(plan) == [range(8), range(16, 24)]
+    plan = Plan([*range(8), *range(16, 24)])
+    assert taken(plan, 4) == [range(8), range(16, 24)]
 
 
 def test_blocks_that_landed_in_the_middle_split_a_run():

@@ -97,7 +97,9 @@ class _Counting(CastRef):
     help="Convert floating-point tensors, but not the scales of quantised ones: bf16, f32, f16, …",
 )
 @click.option(
-    "--max-shard-size", type=SIZE, help="Write a directory of files of this size at the most, such as 5GB."
+    "--max-shard-size",
+    type=SIZE,
+    help="Write a directory of files of this size at the most, such as 5GB.",
 )
 @click.option(
     "--tied",
@@ -114,7 +116,9 @@ class _Counting(CastRef):
     help="Leave out what safetensors cannot hold, instead of refusing.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace TARGET if it is a file.")
-@click.option("--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it.")
+@click.option(
+    "--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it."
+)
 @quiet_option
 @credential_options
 @json_option

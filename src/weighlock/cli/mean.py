@@ -41,7 +41,9 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
 @click.command("mean")
 @click.argument("sources", nargs=-1, required=True, type=click.Path(), metavar="MODEL...")
 @click.option("-o", "--out", required=True, type=click.Path(), help="The file to write.")
-@click.option("--weights", type=_Weights(), metavar="N,N,…", help="A number for each model, such as 3,1,1.")
+@click.option(
+    "--weights", type=_Weights(), metavar="N,N,…", help="A number for each model, such as 3,1,1."
+)
 @click.option(
     "--accumulate",
     type=click.Choice(["f32", "f64"]),
@@ -70,7 +72,9 @@ class _Weights(click.ParamType):  # type: ignore[type-arg]
     help="Worker threads; 0 is one for each core, four at the most.",
 )
 @click.option("-f", "--force", is_flag=True, help="Replace the file if it exists.")
-@click.option("--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it.")
+@click.option(
+    "--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it."
+)
 @quiet_option
 @credential_options
 @json_option

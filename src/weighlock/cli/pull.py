@@ -40,7 +40,9 @@ __all__ = ["command"]
 @patience_option
 @click.option("--no-verify", is_flag=True, help="Do not check blocks against their digests.")
 @click.option("-f", "--force", is_flag=True, help="Replace DEST; what is the same is not pulled.")
-@click.option("--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it.")
+@click.option(
+    "--no-sync", is_flag=True, help="Do not wait until it is on the disk: a power loss may take it."
+)
 @quiet_option
 @credential_options
 @json_option

@@ -64,7 +64,7 @@ _LOOK_S = 0.5
     "--inbox",
     "inbox_path",
     type=click.Path(),
-    help="Accept pushes into this directory, a file for each sender; none that is there is replaced.",
+    help="Accept pushes into this directory: a file for each sender, which is never replaced.",
 )
 @click.option(
     "--sender",
@@ -81,7 +81,9 @@ _LOOK_S = 0.5
     help="File of the key that makes URLs stable; made if there is none. Without this option it is "
     "weighlock/secret in $XDG_STATE_HOME, or in ~/.local/state.",
 )
-@click.option("--page/--no-page", default=True, help="Serve a page to watch it by, and Prometheus metrics.")
+@click.option(
+    "--page/--no-page", default=True, help="Serve a page to watch it by, and Prometheus metrics."
+)
 @click.option(
     "--page-token",
     "token_path",

@@ -17,7 +17,11 @@ __all__ = ["command"]
 
 @click.command("sweep")
 @click.argument("root", type=click.Path())
-@click.option("--parts", is_flag=True, help="Unfinished files (.part-) of dead processes too, which a pull could still resume.")
+@click.option(
+    "--parts",
+    is_flag=True,
+    help="Unfinished files (.part-) of dead processes too, which a pull could still resume.",
+)
 @click.option("--dry-run", is_flag=True, help="Only say what would go.")
 @json_option
 def command(root: str, parts: bool, dry_run: bool, as_json: bool) -> None:

@@ -102,7 +102,9 @@ def check_options(options: Options, integers: IntegerPolicy = "equal") -> None:
             raise CombineError(f"{name}={value!r}: must be one of {', '.join(map(repr, values))}")
     threads = options.get("threads", 0)
     if not isinstance(threads, int) or threads < 0:
-        raise CombineError(f"threads={threads!r}: must be a whole number; 0 is one for each core, four at the most")
+        raise CombineError(
+            f"threads={threads!r}: must be a whole number; 0 is one for each core, four at the most"
+        )
 
 
 def opening_for(options: Options) -> Opening:

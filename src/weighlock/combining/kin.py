@@ -214,7 +214,9 @@ def trimmed_mean(
     """
     share = _number("share", share)
     if not 0 <= share < 0.5:
-        raise CombineError(f"share={share}: must be at least 0 and less than 0.5, as it is cut off at each end")
+        raise CombineError(
+            f"share={share}: must be at least 0 and less than 0.5, as it is cut off at each end"
+        )
     return _trimmed(catalogs, share, out, integers, finite, options)
 
 

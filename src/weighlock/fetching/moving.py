@@ -11,7 +11,7 @@ from functools import partial
 from typing import TypeAlias
 
 from weighlock.errors import Aborted, RemoteProtocolError, WeighlockError
-from weighlock.fetching.plan import Plan
+from weighlock.fetching.plan import Plan, Portion
 from weighlock.limits import check_number
 from weighlock.sources.connections import Connections
 from weighlock.sources.grid import block_length
@@ -78,6 +78,7 @@ class Moving:
         progress: is told of every block.
         rate: a bound on the bytes a second.
         persist: tries a step again while that makes sense.
+        together: so many neighbouring ranges are moved by one request at the most.
     """
 
     def __init__(
@@ -88,6 +89,8 @@ class Moving:
         progress: Progress,
         rate: Rate | None = None,
         persist: Callable[..., None] | None = None,
+        *,
+        together: int = 1,
     ) -> None:
         self._connections = connections
         self._plan = plan
@@ -98,6 +101,7 @@ class Moving:
         self.is_paced = rate is not None
         """Whether there is a bound on the rate."""
         self._persist = persist or connections.persist
+        self._together = together
         self._retrying = connections.retrying()
         self._lock = threading.Lock()
         self._is_over = False
@@ -154,24 +158,28 @@ class Moving:
         try:
             if before is not None:
                 before()
-            move = mover(self)
+            move, portion = mover(self), Portion(self._together)
             while not self._is_over:
                 with self._lock:
-                    run = self._plan.take()
+                    run = self._plan.take(portion.ranges)
                 if run is None:
                     return
-                self._persist(partial(self._attempt, run, move), self._retrying, self._pause)
+                attempt = partial(self._attempt, run, move, portion)
+                self._persist(attempt, self._retrying, self._pause)
         except BaseException as error:
             self._fail(error)
 
-    def _attempt(self, run: range, move: Move) -> None:
-        for missing in self._plan.missing_of(run):
+    def _attempt(self, run: range, move: Move, portion: Portion) -> None:
+        for missing in self._plan.missing_of(run, portion.ranges):
             self._check()
+            began = time.monotonic()
             try:
                 move(missing)
             except WeighlockError:
                 self._check()  # a connection shut from outside looks like a lost peer
+                portion.failed(missing)
                 raise
+            portion.took(missing, time.monotonic() - began)
 
     def _check(self) -> None:
         self._abort.check()
@@ -189,11 +197,6 @@ class Moving:
             self._failures.append(error)
         self._is_over = True
         self._connections.shut()
-
-    def took(self, run: range, seconds: float) -> None:
-        """So long it took to ask for blocks and to have them."""
-        with self._lock:
-            self._plan.took(run, seconds)
 
     def moved(self, block: int) -> None:
         """Count a block that is in its place."""

@@ -3,42 +3,54 @@
 from collections import deque
 from collections.abc import Iterable
 
-from weighlock.sources.grid import BLOCKS_PER_RANGE, runs, stretches
+from weighlock.sources.grid import BLOCKS_PER_RANGE, runs
 
-__all__ = ["Plan"]
-
-_FIRST = 4
-"""Ranges in one request before it is known how long they take."""
+__all__ = ["Plan", "Portion"]
 
 _REQUEST_S = 1.0
 """What takes longer is asked for in smaller requests, what takes less than half of it in larger
 ones: who turns out to be slow has not been given much."""
 
 
+class Portion:
+    """How many neighbouring ranges one connection moves by a request: each learns that for itself.
+
+    Args:
+        most: so many at the most; it begins with one.
+    """
+
+    def __init__(self, most: int = 1) -> None:
+        self._most = most
+        self.ranges = 1
+
+    def took(self, run: range, seconds: float) -> None:
+        """It took so long until a run was through."""
+        if seconds > _REQUEST_S:
+            self.ranges = max(1, self.ranges // 2)
+        elif seconds < _REQUEST_S / 2 and len(run) > (self.ranges - 1) * BLOCKS_PER_RANGE:
+            self.ranges = min(2 * self.ranges, self._most)
+
+    def failed(self, run: range) -> None:
+        """It did not go through: what stands between may not pass so much at once."""
+        if len(run) > BLOCKS_PER_RANGE:
+            self._most = max(1, len(run) // BLOCKS_PER_RANGE // 2)
+        self.ranges = 1
+
+
 class Plan:
-    """The blocks of one fetch: each is asked for in one request with its neighbours.
+    """The blocks of one move: each is asked for in one request with its neighbours.
 
     Args:
         blocks: those that are wanted, in order.
         whole: ask for all the blocks of the file at once, of which there are so many, from a server
             that knows no ranges.
-        together: ask for so many neighbouring ranges in one request at the most.
         takers: how many ask at the same time. None takes more than its share of what is left.
     """
 
-    def __init__(
-        self,
-        blocks: Iterable[int],
-        *,
-        whole: int | None = None,
-        together: int = 1,
-        takers: int = 1,
-    ) -> None:
+    def __init__(self, blocks: Iterable[int], *, whole: int | None = None, takers: int = 1) -> None:
         wanted = list(blocks)
         self._missing = set(wanted)
         self._is_whole = whole is not None
-        self._most = together
-        self._together = min(_FIRST, together)
         self._takers = takers
         if whole is not None and wanted:
             self._runs = deque([range(whole)])
@@ -50,23 +62,11 @@ class Plan:
         """Whether every block has landed."""
         return not self._missing
 
-    def take(self) -> range | None:
-        """The next blocks to ask for; None if all were given out."""
+    def take(self, ranges: int = 1) -> range | None:
+        """The next blocks to ask for, of so many ranges at most; None if all were given out."""
         if not self._runs:
             return None
-        most = min(self._together, len(self._runs) // self._takers)
-        run = self._runs.popleft()
-        while most > 1 and self._runs and self._runs[0].start == run.stop:
-            run = range(run.start, self._runs.popleft().stop)
-            most -= 1
-        return run
-
-    def took(self, run: range, seconds: float) -> None:
-        """It took so long until the reply to a request for that run was through."""
-        if seconds > _REQUEST_S:
-            self._together = max(1, self._together // 2)
-        elif seconds < _REQUEST_S / 2 and len(run) > (self._together - 1) * BLOCKS_PER_RANGE:
-            self._together = min(2 * self._together, self._most)
+        return _neighbours(self._runs, min(ranges, len(self._runs) // self._takers))
 
     def landed(self, block: int) -> bool:
         """A block is here; False if it was already, or nobody wants it."""
@@ -75,9 +75,21 @@ class Plan:
         self._missing.remove(block)
         return True
 
-    def missing_of(self, run: range) -> list[range]:
-        """What is still to be asked for of blocks that were given out before."""
+    def missing_of(self, run: range, ranges: int = 1) -> list[range]:
+        """What is still to be asked for of blocks that were given out, so many ranges at once."""
         if self._is_whole:
             return [run] if any(block in self._missing for block in run) else []
-        missing = (block for block in run if block in self._missing)
-        return list(stretches(missing))
+        left = deque(runs(block for block in run if block in self._missing))
+        found = []
+        while left:
+            found.append(_neighbours(left, ranges))
+        return found
+
+
+def _neighbours(left: "deque[range]", most: int) -> range:
+    """The first of the runs that are left, and those that follow it without a gap."""
+    run = left.popleft()
+    while most > 1 and left and left[0].start == run.stop:
+        run = range(run.start, left.popleft().stop)
+        most -= 1
+    return run

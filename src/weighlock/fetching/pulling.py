@@ -3,7 +3,6 @@
 What is asked for is the plan's, where it goes the landing's, how it is asked the remote's.
 """
 
-import time
 from collections.abc import Callable, Iterable
 
 from weighlock.fetching.moving import Move, Moving, Progress
@@ -68,11 +67,15 @@ class Puller:
         if remote.resource.has_ranges:
             count = self._connections
             is_ours = remote.resource.is_share and remote.resource.is_private
-            together = _TOGETHER if is_ours else 1
-            plan = Plan(blocks, together=together, takers=count)
+            # Of a large reply an owner would see nobody take anything while a bound is kept.
+            together = _TOGETHER if is_ours and self._rate is None else 1
+            plan = Plan(blocks, takers=count)
         else:
-            plan, count = Plan(blocks, whole=block_count(remote.size)), 1
-        moving = Moving(remote.connections, plan, remote.size, progress, self._rate, remote.persist)
+            plan, count, together = Plan(blocks, whole=block_count(remote.size)), 1, 1
+        moving = Moving(
+            *(remote.connections, plan, remote.size, progress, self._rate, remote.persist),
+            together=together,
+        )
 
         def mover(moving: Moving) -> Move:
             place = _Counted(moving, landing.place(), remote.size, self._on_pulled)
@@ -82,10 +85,8 @@ class Puller:
                     # Before the lease: over the connection this thread has just given back. Later,
                     # a new one would have to be made for them beside it.
                     remote.load_digests(run)
-                began = time.monotonic()
                 with remote.lease() as connection:
                     remote.receive(connection, run, place)
-                moving.took(run, time.monotonic() - began)
 
             return move
 

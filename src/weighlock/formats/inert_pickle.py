@@ -48,6 +48,9 @@ _REFUSED = {
     0x98: "READONLY_BUFFER",
 }
 
+_LONGEST_NAME = 1000
+"""Characters of module and name: classes of generated code have hundreds."""
+
 _STEP = 65_536
 """Opcodes between two looks at what they have made."""
 
@@ -97,6 +100,7 @@ class _Machine:
         self._limits = limits
         self._places = named
         self._globals: dict[tuple[str, str], Global] = {}
+        self._named_bytes = 0
         self._frame_end = 0
         self.persistent_ids: list[PersistentId] = []
 
@@ -290,7 +294,7 @@ class _Machine:
         limits, label = self._limits, self._feed.label
         if len(memo) > limits.pickle_memo:
             limits.check("pickle_memo", len(memo), f"{label}: memo of the pickle")
-        made += _MEMO_ENTRY * len(memo) + _RECORD * len(outer)
+        made += _MEMO_ENTRY * len(memo) + _RECORD * len(outer) + self._named_bytes
         if made > limits.pickle_made_bytes:
             limits.check("pickle_made_bytes", made, f"{label}: bytes of what the pickle makes")
 
@@ -352,6 +356,9 @@ class _Machine:
         key = module, name
         found = self._globals.get(key)
         if found is None:
+            if len(module) + len(name) > _LONGEST_NAME:
+                raise Malformed(f"names a global by {len(module) + len(name):,} characters")
+            self._named_bytes += 4 * _RECORD + 2 * (len(module) + len(name))
             found = self._globals[key] = Global(module, name)
             self._places[key] = self._feed.offset + offset
         return found

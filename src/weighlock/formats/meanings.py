@@ -92,7 +92,8 @@ class InlineTensor:
 
     dtype: "np.dtype[Any]"
     shape: tuple[int, ...]
-    fortran: bool
+    axes: tuple[int, ...] | None
+    """Which axis of its bytes each of its own is, where they are not the same."""
     data: bytes
     """As many as the shape needs; none if they are to be made of a text."""
     text: Text | None = None

@@ -89,7 +89,8 @@ def nested_checkpoints(root: Any) -> Iterator[bytes]:
             if type(first) is str and id(first) not in seen:
                 seen.add(id(first))
                 if _is_checkpoint(first[:_HEAD_BYTES].encode("latin1", "replace")):
-                    yield raw_bytes(value) or b""
+                    # What bytes are made of it is not known: these are looked at all the same.
+                    yield raw_bytes(value) or first.encode("latin1", "replace")
         else:
             stack.extend(value.values() if kind is dict else _members(value))
 

@@ -28,7 +28,7 @@ from weighlock.formats.rebuild_stored import (
 )
 from weighlock.formats.torch_names import TENSOR_CLASSES, canonical
 
-__all__ = ["attributes_of", "is_module", "storage_of", "tensor_of"]
+__all__ = ["attributes_of", "is_module", "objects_in", "storage_of", "tensor_of"]
 
 
 def tensor_of(record: Any) -> Meaning | None:
@@ -71,7 +71,17 @@ def _stored(record: Any) -> Meaning | None:
         return meaning
     if name[0] == "torch" and name[1] in TENSOR_CLASSES and record.states:
         return old_tensor(record)
+    if "_rebuild_" in name[1] and any(map(_is_storage, record.args[:_FIRST_ARGS])):
+        return Unreadable(f"a tensor that is rebuilt by {record.func.dotted[:_LONGEST_NAME]}")
     return None
+
+
+_FIRST_ARGS = 4
+_LONGEST_NAME = 128
+
+
+def _is_storage(record: Any) -> bool:
+    return type(record) is PersistentId and not is_module(record)
 
 
 def _check_untouched(record: Call, name: tuple[str, str]) -> None:
@@ -131,13 +141,26 @@ def _unwrapped(name: tuple[str, str], call: Call) -> Any | None:
         if len(args) != 4:
             raise LayoutError(f"a tensor of a device is rebuilt from {len(args)} arguments")
         return args[0]
+    elif name in _OF_JAX and len(args) >= 3 and type(args[1]) is tuple:
+        inner = Call(args[0], args[1])
+        inner.states = [args[2]]
+        return inner if type(args[0]) is Global else None
     elif name in _FROM_TYPE and len(args) >= 3 and type(args[2]) is tuple:
         inner = Call(args[0], args[2])
         return inner if type(args[0]) is Global else None
     return None
 
 
-_PARAMETERS = {("torch.nn.parameter", "Parameter"), ("torch.nn.parameter", "Buffer")}
+_PARAMETERS = {
+    ("torch.nn.parameter", "Parameter"),
+    ("torch.nn.parameter", "Buffer"),
+    ("torch.autograd.variable", "Variable"),  # what tensors were wrapped in up to 0.3
+}
+_OF_JAX = {
+    ("jax._src.array", "_reconstruct_array"),
+    ("jax._src.device_array", "reconstruct_device_array"),
+}
+"""`(function, its arguments, the state of what it makes, …)`: an array of numpy's."""
 _REBUILD_PARAMETER = {
     ("torch._utils", "_rebuild_parameter"),
     ("torch._utils", "_rebuild_parameter_with_state"),
@@ -149,9 +172,9 @@ _OF_DEVICE = {
 }
 """`(array or tensor, dtype, device, requires_grad)`: of XLA, HPU and others without storages."""
 _WRAPPERS = {
-    *("Parameter", "Buffer", "_rebuild_parameter", "_rebuild_parameter_with_state"),
+    *("Parameter", "Buffer", "Variable", "_rebuild_parameter", "_rebuild_parameter_with_state"),
     *("_rebuild_from_type", "_rebuild_from_type_v2"),
-    *(name for _, name in _OF_DEVICE),
+    *(name for _, name in _OF_DEVICE | _OF_JAX),
 }
 """The last parts of the names above and below: what is not among them wraps nothing."""
 _WITH_STATE = ("torch._utils", "_rebuild_parameter_with_state")
@@ -161,10 +184,21 @@ _FROM_TYPE = {("torch._tensor", "_rebuild_from_type"), ("torch._tensor", "_rebui
 _NOTHING: Mapping[Any, Any] = MappingProxyType({})
 
 
+def objects_in(record: Any) -> list[Any]:
+    """What an array of objects holds: the list itself, which many arrays may share."""
+    is_array = type(record) is Call and type(record.func) is Global
+    return rebuild_numpy.objects_of(record) if is_array and _holds_objects(record) else []
+
+
+def _holds_objects(record: Call) -> bool:
+    name: str = record.func.name
+    return name == "_reconstruct"
+
+
 def attributes_of(record: Any) -> Mapping[Any, Any]:
     """What was set on a tensor or parameter beside its data, by name; objects in an array, too."""
     if type(record) is Call and type(record.func) is Global:
-        if record.func.name == "_reconstruct":
+        if _holds_objects(record):
             return dict(enumerate(rebuild_numpy.objects_of(record)))
         if record.func.name not in _WRAPPERS:
             return _NOTHING  # nearly always: a plain tensor

@@ -24,7 +24,7 @@ from weighlock.formats.meanings import (
     short,
 )
 from weighlock.formats.pickle_records import Call, Global
-from weighlock.formats.rebuild_stored import storage_of, view_of, whole
+from weighlock.formats.rebuild_stored import storage_of, torch_dtype, view_of, whole
 from weighlock.formats.torch_names import canonical
 
 __all__ = ["BUILDERS", "JAGGED", "JAGGED_STATE"]
@@ -56,10 +56,33 @@ def _dtype(part: _Part) -> str:
 
 def _number(value: float, code: str) -> InlineTensor:
     data = struct.pack(f"<{code}", value)
-    return InlineTensor(np.dtype({"d": "<f8", "q": "<i8"}[code]), (), False, data)
+    return InlineTensor(np.dtype({"d": "<f8", "q": "<i8"}[code]), (), None, data)
+
+
+def _list_of(record: Any) -> list[Any] | None:
+    """A list, also as TorchScript writes those of numbers."""
+    is_typed = type(record) is Call and type(record.func) is Global and len(record.args) == 1
+    if is_typed and record.func.module == "torch.jit._pickle":
+        record = record.args[0]
+    return record if type(record) is list else None
+
+
+def _numbers(record: Any, code: str) -> InlineTensor | None:
+    """A list of numbers, as torch 1.3 wrote scales and zero points, as an array."""
+    values, kind = _list_of(record), {"d": float, "q": int}[code]
+    if values is None or not all(type(value) is kind for value in values):
+        return None
+    try:
+        data = struct.pack(f"<{len(values)}{code}", *values)
+    except struct.error:  # an int of more than 64 bits
+        return None
+    return InlineTensor(np.dtype({"d": "<f8", "q": "<i8"}[code]), (len(values),), None, data)
 
 
 _INTEGERS = {"qint8": "int8", "quint8": "uint8", "qint32": "int32"}
+
+
+_LONGEST_SCHEME = 64
 
 
 def _quantised(call: Call, plain: Plain) -> Meaning:
@@ -81,7 +104,8 @@ def _quantised(call: Call, plain: Plain) -> Meaning:
         layout = view_of(storage, storage.available, *call.args[1:4])
         parts["int_repr"] = StoredTensor(storage, integers, layout)
     parts |= _scales(scheme, size, plain)
-    return ComposedTensor(f"quantized {scheme[0].name}", storage.dtype, size, _frozen(parts))
+    kind = f"quantized {scheme[0].name[:_LONGEST_SCHEME]}"
+    return ComposedTensor(kind, storage.dtype, size, _frozen(parts))
 
 
 def _scales(scheme: Any, size: tuple[int, ...], plain: Plain) -> dict[str, _Part]:
@@ -93,9 +117,12 @@ def _scales(scheme: Any, size: tuple[int, ...], plain: Plain) -> dict[str, _Part
             )
         return {"scale": _number(scale, "d"), "zero_point": _number(zero, "q")}
     _, scales, zeros, axis = scheme
+    along = _list_of(axis)
+    axis = along[0] if along is not None and len(along) == 1 else axis
     if type(axis) is not int or not 0 <= axis < len(size):
         raise LayoutError(f"a tensor of {len(size)} dimensions is quantised along {short(axis)}")
-    scale_part, zero_part = _part(scales, plain, "scales"), _part(zeros, plain, "zero points")
+    scale_part = _numbers(scales, "d") or _part(scales, plain, "scales")
+    zero_part = _numbers(zeros, "q") or _part(zeros, plain, "zero points")
     for part in (scale_part, zero_part):
         if _shape(part) != (size[axis],):
             raise LayoutError(
@@ -115,9 +142,8 @@ _COMPRESSED = {
 
 def _sparse(call: Call, plain: Plain) -> Meaning:
     """`(layout, (indices, values, size[, coalesced]))`, or with two kinds of indices."""
-    layout = call.args[0] if len(call.args) == 2 else None
-    data: Any = call.args[1] if len(call.args) == 2 else None
-    named = layout.args[0] if type(layout) is Call and len(layout.args) == 1 else None
+    layout, data = _as_python_has_it(call.args)
+    named = layout.args[0] if type(layout) is Call and len(layout.args) == 1 else layout
     kind = named.removeprefix("torch.") if type(named) is str else short(named)
     least = 4 if kind in _COMPRESSED else 3
     if type(data) is not tuple or not least <= len(data) <= 4:
@@ -136,6 +162,18 @@ def _sparse(call: Call, plain: Plain) -> Meaning:
     else:
         return Unreadable(f"a tensor of layout {short(kind)} is not read")
     return ComposedTensor(kind, _dtype(values), size, _frozen(parts))
+
+
+_LAYOUTS = {1: "sparse_coo", 2: "sparse_csr"}
+"""Numbers of `c10::Layout`, of those that TorchScript writes."""
+
+
+def _as_python_has_it(args: tuple[Any, ...]) -> tuple[Any, Any]:
+    """Layout and data of a sparse tensor; TorchScript: `(layout, size, grad, …parts, hooks)`."""
+    kind = _LAYOUTS.get(args[0]) if args and type(args[0]) is int else None
+    if kind is not None and len(args) == (7 if kind in _COMPRESSED else 6):
+        return kind, (*args[3:-1], args[1])
+    return (args[0], args[1]) if len(args) == 2 else (None, None)
 
 
 def _check_coo(indices: tuple[int, ...], values: tuple[int, ...], size: tuple[int, ...]) -> None:
@@ -234,7 +272,7 @@ def _meta(call: Call, plain: Plain) -> Meaning:
         raise LayoutError("a tensor without data has no dtype")
     size = ints(call.args[1], "size")
     check_product(size)
-    return ComposedTensor("meta", dtype.name, size, _frozen({}))
+    return ComposedTensor("meta", torch_dtype(dtype), size, _frozen({}))
 
 
 def _frozen(parts: dict[str, _Part]) -> MappingProxyType[str, _Part]:

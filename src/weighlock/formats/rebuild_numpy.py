@@ -43,7 +43,7 @@ def _numpy(call: Call) -> Meaning | None:
     dtype = dtype_of(state[2])
     if dtype is None:
         return Unreadable("a numpy array of objects or of a type that is not a number")
-    return _inline(dtype, state[1], state[3] is True, _data_of(state[4]))
+    return _inline(dtype, state[1], _data_of(state[4]), "F" if state[3] is True else "C")
 
 
 def objects_of(call: Call) -> list[Any]:
@@ -55,14 +55,19 @@ def objects_of(call: Call) -> list[Any]:
 
 
 def _from_buffer(call: Call) -> Meaning | None:
-    """`_frombuffer(data, dtype, shape, order)`."""
-    if len(call.args) != 4:
+    """`_frombuffer(data, dtype, shape, order[, axes])`: with axes, the bytes are of that shape."""
+    if len(call.args) not in (4, 5):
         return None
-    data, dtype_record, shape, order = call.args
+    data, dtype_record, shape, order, *rest = call.args
     dtype = dtype_of(dtype_record)
     if dtype is None:
         return Unreadable("a numpy array of a type that is not a number")
-    return _inline(dtype, shape, order == "F", _data_of(data))
+    if order != "K" or not rest or rest[0] is None:
+        return _inline(dtype, shape, _data_of(data), order)
+    sizes, axes = ints(shape, "size"), ints(rest[0], "order of axes")
+    if len(sizes) > _MOST_AXES or sorted(axes) != list(range(len(sizes))):
+        raise LayoutError(f"a numpy array of {short(sizes)} has its axes as {short(axes)}")
+    return _inline(dtype, tuple(sizes[axis] for axis in axes), _data_of(data), axes)
 
 
 def _scalar(call: Call) -> Meaning | None:
@@ -71,7 +76,7 @@ def _scalar(call: Call) -> Meaning | None:
     dtype = dtype_of(call.args[0])
     if dtype is None:
         return None
-    return _inline(dtype, (), False, _data_of(call.args[1]))
+    return _inline(dtype, (), _data_of(call.args[1]))
 
 
 def _data_of(record: Any) -> bytes | Text | None:
@@ -85,15 +90,22 @@ def _data_of(record: Any) -> bytes | Text | None:
     return Text(text, "latin1") if type(text) is str else None
 
 
+_MOST_AXES = 64
+"""As numpy has them."""
+
 _SMALL = 256
 """Bytes of an array that are made of a text at once: no more than its record takes as it is."""
 
 
 def _inline(
-    dtype: "np.dtype[Any]", shape: Any, fortran: bool, data: bytes | Text | None
+    dtype: "np.dtype[Any]", shape: Any, data: bytes | Text | None, order: Any = "C"
 ) -> Meaning:
+    """An array whose bytes lie in an order: "C", "F", or which of their axes each of its own is."""
     sizes = ints(shape, "size")
     check_product(sizes)
+    axes = order if type(order) is tuple else None
+    if order == "F" and len(sizes) > 1:
+        axes = tuple(reversed(range(len(sizes))))
     wanted = math.prod(sizes) * dtype.itemsize
     if isinstance(data, Text) and len(data.text) <= wanted <= _SMALL:
         data = bytes_of(data)
@@ -101,10 +113,10 @@ def _inline(
         return Unreadable(NOT_BYTES)
     if isinstance(data, bytes):
         check_length(dtype, sizes, len(data))
-        return InlineTensor(dtype, sizes, fortran, data)
+        return InlineTensor(dtype, sizes, axes, data)
     if data.encoding == "latin1" or len(data.text) > wanted:
         check_length(dtype, sizes, len(data.text))
-    return InlineTensor(dtype, sizes, fortran, b"", data)
+    return InlineTensor(dtype, sizes, axes, b"", data)
 
 
 def check_length(dtype: "np.dtype[Any]", shape: tuple[int, ...], found: int) -> None:
@@ -174,7 +186,8 @@ def _carried(record: Any) -> bytes | Call | None:
             return None
         name = canonical(record.func.module, record.func.name)
         args = record.args
-        if name == ("_codecs", "encode") and len(args) == 2 and args[1] in ("latin1", "latin-1"):
+        is_of_text = len(args) in (2, 3) and type(args[0]) is type(args[1]) is str
+        if name in _OF_TEXT and is_of_text and args[1].lower() in _LATIN1 and args[2:] in _STRICT:
             return record
         if name in (("builtins", "bytes"), ("builtins", "bytearray")) and not args:
             return b""
@@ -182,6 +195,13 @@ def _carried(record: Any) -> bytes | Call | None:
             return None
         record = args[0]
     return None
+
+
+_OF_TEXT = {("_codecs", "encode"), ("builtins", "bytearray"), ("builtins", "bytes")}
+"""With a text and an encoding, and perhaps what to do about errors."""
+
+_LATIN1 = {"latin1", "latin-1", "latin_1", "iso-8859-1", "iso8859-1", "iso_8859_1", "l1"}
+_STRICT = ((), ("strict",))
 
 
 def _encoded(record: Call) -> bytes | None:

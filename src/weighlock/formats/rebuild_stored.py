@@ -144,11 +144,16 @@ def _tensor_v3(call: Call) -> Meaning:
     return StoredTensor(storage, dtype, layout, conj, neg)
 
 
+_LONGEST_DTYPE = 64
+
+
 def torch_dtype(record: Any) -> str:
     """Torch's name of the dtype a record stands for."""
-    if type(record) is not Global or canonical(record.module, record.name)[0] != "torch":
+    is_torch = type(record) is Global and canonical(record.module, record.name)[0] == "torch"
+    if not is_torch or len(record.name) > _LONGEST_DTYPE:
         raise LayoutError(f"a tensor's dtype is {short(record)}")
-    return record.name
+    name: str = record.name
+    return name
 
 
 def old_tensor(call: Call) -> Meaning:
@@ -161,11 +166,25 @@ def old_tensor(call: Call) -> Meaning:
 
 def _bits(metadata: Any) -> tuple[bool, bool]:
     """The lazy conjugate and negative bits."""
+    # TorchScript says beside it of what type it is.
+    if type(metadata) is Call and type(metadata.func) is Global and len(metadata.args) == 2:
+        is_typed = metadata.func.module == "torch.jit._pickle"
+        metadata = metadata.args[0] if is_typed else metadata
     if metadata is None:
         return False, False
     if type(metadata) is not dict:
         raise LayoutError(f"a tensor's metadata is {short(metadata)}")
     return metadata.get("conj") is True, metadata.get("neg") is True
+
+
+def _of_npu(call: Call) -> Meaning:
+    """As `_rebuild_tensor_v2`, and then what only its device understands."""
+    return _tensor_v2(Call(call.func, call.args[:6]))
+
+
+def _of_fastai(call: Call) -> Meaning:
+    """Likewise, with the class of the tensor before and sometimes its attributes behind."""
+    return _tensor_v2(Call(call.func, call.args[1:7]))
 
 
 def _bare(call: Call) -> Meaning | None:
@@ -180,6 +199,10 @@ BUILDERS = {
     ("torch._utils", "_rebuild_tensor"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v2"): _tensor_v2,
     ("torch._utils", "_rebuild_tensor_v3"): _tensor_v3,
+    ("torch_npu.utils.storage", "_rebuild_npu_tensor"): _of_npu,
+    ("torch_npu.utils.tensor_methods", "_rebuild_npu_tensor"): _of_npu,
+    ("fastai.torch_core", "_fa_rebuild_tensor"): _of_fastai,
+    ("fastai2.torch_core", "_fa_rebuild_tensor"): _of_fastai,
     _FROM_BYTES: _bare,
 }
 """Records that are views of storages, by name."""

@@ -21,7 +21,7 @@ from weighlock.formats.pickle_records import (
 from weighlock.formats.rebuild_numpy import dtype_of, raw_bytes
 from weighlock.formats.torch_names import canonical
 
-__all__ = ["SIMPLE", "label_of", "name_of", "plain_key"]
+__all__ = ["SIMPLE", "class_of", "label_of", "name_of", "plain_key"]
 
 SIMPLE = {int, float, bool, str, bytes, type(None)}
 
@@ -34,15 +34,28 @@ _MOST_BITS = 256
 
 def name_of(call: Call) -> tuple[str, str]:
     """Module and name of what a record would call."""
-    func = call.func
-    if type(func) is PersistentId and type(func.pid) is tuple and len(func.pid) > 1:
-        func = func.pid[1]  # ('module', class, file, source)
-    if type(func) is not Global:
+    func = _function(call)
+    if func is None:
         return "", ""
     if func.module == "torch.jit._pickle" and call.args:  # a container with its type beside it
         kind = _CONTAINERS.get(type(call.args[0]))
         return ("builtins", kind) if kind else (func.module, func.name)
     return canonical(func.module, func.name)
+
+
+def class_of(call: Call) -> str:
+    """The same in one text, which is not made anew for each object."""
+    func, (module, name) = _function(call), name_of(call)
+    if func is not None and (module, name) == (func.module, func.name):
+        return func.dotted
+    return f"{module}.{name}".strip(".")
+
+
+def _function(call: Call) -> Global | None:
+    func = call.func
+    if type(func) is PersistentId and type(func.pid) is tuple and len(func.pid) > 1:
+        func = func.pid[1]  # ('module', class, file, source)
+    return func if type(func) is Global else None
 
 
 def plain_key(key: Any, *, crowded: bool = False) -> Any:
@@ -108,7 +121,7 @@ def label_of(key: Any) -> str:
     if type(key) is tuple:
         return _listed(key) or "tuple"
     if type(key) is Global:
-        return f"{key.module}.{key.name}"
+        return key.dotted
     if type(key) is SetRecord:
         return f"frozenset{_listed(key.values)}"
     return _call_label(key) if type(key) is Call else type(key).__name__
@@ -116,11 +129,11 @@ def label_of(key: Any) -> str:
 
 def _call_label(call: Call) -> str:
     """The name of what is called, with its arguments where they are few and simple."""
-    name, args = name_of(call)[1], call.args
+    name, args = name_of(call)[1][:_LONGEST_KEY], call.args
     if name == "dtype":
         args = args[:1]  # the others say how to copy it
     if name == "getattr" and len(args) == 2 and type(args[0]) is Global and type(args[1]) is str:
-        return f"{args[0].name}.{args[1]}"
+        return f"{args[0].name}.{args[1]}"[:_LONGEST_KEY]
     if len(args) == 1 and type(args[0]) in (list, tuple):
         args = args[0]  # the elements of a set or a size
     return f"{name}{_listed(args)}" if args else name

@@ -8,7 +8,7 @@ from typing import Any
 
 from weighlock.formats.pickle_records import LARGEST_KEY, Call, PersistentId, SetRecord
 from weighlock.formats.rebuild_numpy import raw_bytes
-from weighlock.formats.record_keys import SIMPLE, label_of, name_of
+from weighlock.formats.record_keys import SIMPLE, class_of, label_of, name_of
 
 __all__ = ["children_of", "entries_in", "is_bare", "label_of", "plain_object"]
 
@@ -26,7 +26,8 @@ _LISTS = {
     ("collections", "deque"),
     ("torch", "Size"),
 }
-_LONGEST_PATH = 4096
+_LONGEST_PATH = 1024
+_MOST_PARTS = 64
 _WRAPPED = 16
 """How many records around a tensor are looked through."""
 _PATHS = {"PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath", "Path"}
@@ -38,6 +39,10 @@ _GRAPHS = {
     ("torch.fx.graph_module", "reduce_deploy_graph_module"),
 }
 """What makes a traced module of its attributes, and of the code that runs it."""
+
+_PERSISTENT = "_reconstruct_persistent_obj"
+"""What makes an object of `{"state": its attributes, "module_src": its code, …}`, in the module of
+any project: whole generators of images are pickled so."""
 
 _MODULE_PARTS = ("_parameters", "_buffers", "_modules", "_non_persistent_buffers_set")
 
@@ -62,6 +67,7 @@ def _attributes(call: Call) -> dict[Any, Any]:
     found: dict[Any, Any] = {}
     if name_of(call) in _GRAPHS and call.args and type(call.args[0]) is dict:
         found.update(call.args[0])
+    found.update(_persistent_state(call) or {})
     for state in _states(call):
         if type(state) in (dict, type(None)):
             found.update(state or {})
@@ -70,13 +76,24 @@ def _attributes(call: Call) -> dict[Any, Any]:
     return found
 
 
+def _persistent_state(call: Call) -> dict[Any, Any] | None:
+    given = call.args[0] if len(call.args) == 1 else None
+    if type(given) is not dict or name_of(call)[1] != _PERSISTENT:
+        return None
+    state = given.get("state")
+    return state if type(state) is dict else None
+
+
 def entries_in(call: Call) -> int:
     """How many entries it takes to tell what an object holds: those of all that it is made of."""
-    count = 0
+    count = _numbers_of_scales(call)
     for _ in range(_WRAPPED):
         if call.args and type(call.args[0]) is PersistentId:
             break  # a plain tensor
         states = _states(call)
+        state_of_it = _persistent_state(call)
+        if state_of_it is not None:
+            states.append(state_of_it)
         parts = [*states, *call.args[:1], call.items, call.appended, call.states]
         for state in (*states, *call.args[:1]):
             if type(state) is dict and "_modules" in state:
@@ -92,6 +109,14 @@ def entries_in(call: Call) -> int:
             break
         call = inner
     return count
+
+
+def _numbers_of_scales(call: Call) -> int:
+    """Numbers of a quantised tensor that lie in lists: each time they are copied."""
+    if len(call.args) < 5 or type(call.args[4]) is not tuple:
+        return 0
+    parts = [p.args[0] if type(p) is Call and p.args else p for p in call.args[4][:4]]
+    return sum(map(_length, parts))
 
 
 def _length(value: Any) -> int:
@@ -167,7 +192,8 @@ def children_of(value: Any) -> list[tuple[Any, Any]]:
         return list(enumerate(_elements(value)))
     children = list(attributes.items()) + _entries(value)
     children += list(enumerate(value.appended or ()))
-    children += [("args", value.args)] if value.args else []
+    if value.args and _persistent_state(value) is None:
+        children.append(("args", value.args))
     return children + ([("kwargs", value.kwargs)] if value.kwargs else [])
 
 
@@ -192,11 +218,11 @@ def plain_object(call: Call, entries: dict[Any, Any]) -> Any:
     raw = raw_bytes(call)
     if raw is not None:
         return raw
-    texts = [part for part in call.args if type(part) is str]
-    is_path = module == "pathlib" and name in _PATHS and len(texts) == len(call.args)
-    if is_path and sum(map(len, texts)) <= _LONGEST_PATH:
+    texts = [part for part in call.args[:_MOST_PARTS] if type(part) is str]
+    is_short = len(call.args) <= _MOST_PARTS and sum(map(len, texts)) <= _LONGEST_PATH
+    if is_short and module == "pathlib" and name in _PATHS and len(texts) == len(call.args):
         return "/".join(call.args).replace("//", "/")
-    if (module, name) == ("torch", "device"):
+    if is_short and (module, name) == ("torch", "device"):
         return ":".join(label_of(part) for part in call.args if type(part) in (str, int))
     parts = call.args[:2]
     small = all(type(p) is float or (type(p) is int and abs(p) <= LARGEST_KEY) for p in parts)
@@ -204,4 +230,4 @@ def plain_object(call: Call, entries: dict[Any, Any]) -> Any:
         return complex(*parts)
     if module.endswith("AttributeDict") or name == "AttributeDict":
         return entries
-    return {"__class__": f"{module}.{name}".strip("."), **entries}
+    return {"__class__": class_of(call), **entries}

@@ -20,7 +20,7 @@ from weighlock.formats.pickle_records import (
     PersistentId,
     SetRecord,
 )
-from weighlock.formats.rebuild import attributes_of, tensor_of
+from weighlock.formats.rebuild import attributes_of, objects_in, tensor_of
 from weighlock.formats.record_keys import SIMPLE, label_of, plain_key
 from weighlock.formats.record_nodes import children_of, entries_in, is_bare, plain_object
 from weighlock.limits import Limits
@@ -65,6 +65,8 @@ def read_tree(root: Any, limits: Limits | None = None) -> RecordTree:
 
 _LISTS = (list, tuple, SetRecord)
 _LONG_TEXT = 256
+_FIRST_ARGS = 4
+"""Arguments of which something may be made: no more are looked at."""
 _WRAPPED = 8
 _MOST_NOTES = 100
 _MOST_NAME_BYTES = 64 * 1024 * 1024
@@ -134,7 +136,13 @@ class _Survey:
                 self.holds_tensors.add(key)
                 if isinstance(meaning, InlineTensor) and meaning.shape == ():
                     self.plain[key] = np.frombuffer(meaning.data, meaning.dtype)[0].item()
-                stack.extend(attributes_of(node).values())
+                objects = objects_in(node)
+                if objects:
+                    stack.append(objects)
+                    continue
+                attributes = attributes_of(node)
+                self._count_entries(len(attributes))
+                stack.extend(attributes.values())
                 continue
             self._count_entries(1)
             opened = _Opened(node, _children(node))
@@ -156,14 +164,15 @@ class _Survey:
             if type(maker.args[0]) is not Call or not maker.args[0].args:
                 break
             maker = maker.args[0]
-        text = maker.args[0]
-        if type(text) is not str or len(text) <= _LONG_TEXT or id(maker) in self._makers:
+        texts = [x for x in maker.args[:_FIRST_ARGS] if type(x) is str and len(x) > _LONG_TEXT]
+        if not texts or id(maker) in self._makers:
             return
         self._makers.add(id(maker))
-        if id(text) in self._used:
-            self._copied_bytes += len(text)
-            self.limits.check("pickle_bytes", self._copied_bytes * 8, "copies of texts")
-        self._used.add(id(text))
+        for text in texts:
+            if id(text) in self._used:
+                self._copied_bytes += len(text)
+                self.limits.check("pickle_bytes", self._copied_bytes * 8, "copies of texts")
+            self._used.add(id(text))
 
     def _close(self, opened: _Opened) -> None:
         node, holds_tensors = opened.node, self.holds_tensors
@@ -185,7 +194,7 @@ class _Survey:
     def _plain(self, opened: _Opened) -> Any:
         node, kind = opened.node, type(opened.node)
         if kind is Global:
-            return f"{node.module}.{node.name}"
+            return node.dotted
         if kind is PersistentId:
             return None
         if kind in _LISTS:
@@ -279,6 +288,7 @@ class _Naming:
             if key in survey.meaning:
                 yield (*path, label), child
                 below = attributes_of(child).items()
+                steps += len(below)
             elif key in survey.holds_tensors:
                 below = children_of(child)
                 steps += entries_in(child) if type(child) is Call else 0

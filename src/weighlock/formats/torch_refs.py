@@ -113,15 +113,19 @@ def _data_by_text() -> Callable[[InlineTensor], bytes]:
 
 
 def _inline(name: str, meaning: InlineTensor, data: bytes) -> TensorRef:
-    flat = np.frombuffer(data, meaning.dtype)
-    array = flat.reshape(meaning.shape, order="F" if meaning.fortran else "C")
+    flat, axes = np.frombuffer(data, meaning.dtype), meaning.axes
+    if axes is None:
+        array = flat.reshape(meaning.shape)
+    else:
+        lying = [meaning.shape[axes.index(axis)] for axis in range(len(axes))]
+        array = flat.reshape(lying).transpose(axes)
     if meaning.dtype == meaning.dtype.newbyteorder("<"):
         return ArrayRef.of(name, array)
     # Not turned now: many arrays may lie in the same bytes, and each would take memory of its own.
     spec = TensorSpec(name, DType.of(meaning.dtype), meaning.shape)
     strides = tuple(stride // array.itemsize for stride in array.strides)
     source = BytesSource(data, "the pickle")
-    layout = Layout(0, spec.shape, strides) if meaning.fortran else None
+    layout = None if axes is None else Layout(0, spec.shape, strides)
     return AdjustedRef(StoredRef(spec, source, Span(0, spec.nbytes), layout), swap=True)
 
 

@@ -341,6 +341,10 @@ def data_span(headers: Heads, member: Member, label: str) -> Span:
     return Span(start, member.stored_bytes)
 
 
+_MOST_PACKED, _PACKED_BYTES = 2, 64 * 1024
+"""Deflate makes nothing longer but by a few bytes for each piece: more is none of it."""
+
+
 def _stored(source: "Source", member: Member) -> bytes:
     """The bytes of a member as they lie there, read together with its head."""
     head_bytes = _head_bytes(member, member.name.encode())
@@ -356,6 +360,11 @@ def inflated(source: "Source", member: Member, most_bytes: int, *, check_crc: bo
     if member.size > most_bytes:
         raise HeaderError(
             f"member {member.name!r} has {member.size:,} bytes, {most_bytes:,} are allowed",
+            source=source.label,
+        )
+    if member.stored_bytes > _MOST_PACKED * member.size + _PACKED_BYTES:
+        raise LayoutError(
+            f"member {member.name!r} packs {member.size:,} bytes into {member.stored_bytes:,}",
             source=source.label,
         )
     data = _stored(source, member)

@@ -243,16 +243,16 @@ class Conversation:
         self._sender.send_bytes(self._head(answer, []), more=True)
         # h11 counts the bytes of the body without ever seeing them.
         self._h11.send_with_data_passthrough(h11.Data(data=_Length(span.length)))  # type: ignore[arg-type]
-        left = span.length
+        at = span.offset
         try:
             while True:
                 done, length = 0, piece_length(piece)
-                left -= length
                 while done < length:
                     if share.ended is not None:
                         raise OSError("the share ended")
                     sent = self._sender.send_step(piece, done)
                     done += sent
+                    at += sent
                     self._traffic.sent_bytes += sent
                     share.note_sent(sent)
                 try:
@@ -261,20 +261,20 @@ class Conversation:
                     raise
                 except Exception as error:
                     _log.warning("a range broke off: %s", error)
-                    share.note_failure(span.offset)
+                    share.note_failure(span, at)
                     raise OSError(f"a tensor could not be read: {error}") from error
                 if following is None:
                     break
                 piece = following
-            if left:
-                raise OSError(f"{left:,} bytes of a range were not there")
+            if at < span.end:
+                raise OSError(f"{span.end - at:,} bytes of a range were not there")
         except SourceChanged as error:
             share.end("changed")
             raise OSError(str(error)) from error
         except TransferTimeout:
             raise
         except (WeighlockError, MemoryError) as error:
-            share.note_failure(span.offset)
+            share.note_failure(span, at)
             raise OSError(str(error)) from error
         self._h11.send(h11.EndOfMessage())
 

@@ -66,7 +66,8 @@ class Server(Lifetime):
         key: 32 secret bytes that tickets with names are made with; with the same ones they are good
             for a server that was started again.
         page: show a page to watch it by, at `page_url`, and metrics at `/metrics`; a text of
-            16 to 128 letters, digits or ._~+/=- is the token that guards both, True lets one be made.
+            16 to 128 letters, digits or ._~+/=- is the token that guards both; True lets one be
+            made.
         limits: connections, timeouts, sizes.
         start: answer at once. A server that takes the place of another should offer what that did,
             and be started then: who comes back too early would be told that there is nothing.

@@ -16,7 +16,7 @@ from weighlock.limits import Budget, Limits
 from weighlock.sharing.offer import Offer, Ticketing
 from weighlock.sharing.share import Life, Outcome, Receiver
 from weighlock.sources.access import shown
-from weighlock.sources.grid import RANGE_BYTES
+from weighlock.sources.grid import BLOCK_BYTES, RANGE_BYTES
 from weighlock.tensors.arrays import byte_view, empty
 from weighlock.tensors.spec import Span
 from weighlock.transfer.contents import Contents
@@ -135,8 +135,10 @@ class Share(Offer):
         with self._lock:
             self._sent_bytes += count
 
-    def note_failure(self, offset: int) -> None:
-        """Remember that a range broke off here: the next time it is tried before it is promised."""
+    def note_failure(self, span: Span, at: int) -> None:
+        """Remember where a range broke off: asked for again, it is tried before it is promised."""
+        # Whoever checks blocks asks again from the one that it has not got.
+        offset = max(span.offset, at - at % BLOCK_BYTES)
         with self._lock:
             if len(self._failures) >= _MOST_FAILURES:
                 self._failures.pop()

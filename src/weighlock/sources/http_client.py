@@ -11,7 +11,7 @@ import socket
 import ssl
 import struct
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
@@ -27,6 +27,7 @@ from weighlock.sources.words import printable
 __all__ = ["Connection"]
 
 _BODY_BYTES = 64 * 1024
+"""Of a reply that says what went wrong, all; of a body that is sent, what is sent at a time."""
 
 _RESET = struct.pack("ii", 1, 0)
 """As SO_LINGER: whoever closes waits for nothing, and the other side is told at once."""
@@ -158,7 +159,10 @@ class Connection:
         self._reply, self._is_asking = None, body is None
         with Translated(self._label, "first_byte"):
             try:
-                self._http.request(method, self._target(address), body, sent)
+                if body is not None:
+                    sent["Content-Length"] = str(len(body))
+                pieces = None if body is None else _pieces(body)
+                self._http.request(method, self._target(address), pieces, sent)
                 reply = self._reply = self._http.getresponse()
             except http.client.BadStatusLine as error:
                 self.close()
@@ -308,6 +312,13 @@ class Connection:
         with contextlib.suppress(OSError):
             # Not the method of an SSL socket: that one forgets its TLS state under the reader.
             socket.socket.shutdown(sock, socket.SHUT_RDWR)
+
+
+def _pieces(body: bytes) -> Iterator[memoryview]:
+    """A body in pieces of a timeout each: under TLS, that of a `send` counts over all of it."""
+    view = memoryview(body)
+    for start in range(0, len(view), _BODY_BYTES):
+        yield view[start : start + _BODY_BYTES]
 
 
 class _UnderTls(ssl.SSLSocket):

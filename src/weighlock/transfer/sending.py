@@ -16,7 +16,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from weighlock.errors import ShortRead, TransferTimeout
+from weighlock.errors import ShortRead, SourceError, TransferTimeout
 from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
@@ -32,10 +32,19 @@ _STEP_S = 0.05
 """What takes longer is sent in smaller steps, what takes less than half of it in larger ones. Each
 step is a call with all that lies around it, run when the bytes it sends have emptied the caches."""
 
+_TLS_SENT_BYTES = 64 * 1024
+"""Given to TLS at a time: its `send` comes back when all of it is sent, and only then is it seen
+that the peer takes something."""
+
 _TLS_BYTES = 256 * 1024
 _LEAST_TLS_BYTES = 32 * 1024
 _WAIT_S = 5.0
 """How long a reply waits for room in the budget."""
+
+_OF_THE_FILE = frozenset(
+    getattr(errno, name, None) for name in ("EIO", "ESTALE", "ENXIO", "EBADMSG", "EUCLEAN")
+)
+"""What `sendfile` says of a disk; connections break otherwise."""
 
 _HUNG_UP = getattr(select, "POLLRDHUP", 0)
 """Linux only: elsewhere such a peer is given up like any other that takes nothing."""
@@ -153,9 +162,10 @@ class Sender:
             self._sock.settimeout(self._look_s)  # of both directions: only while this one is used
         try:
             done, since = 0, time.monotonic()
+            most = _TLS_SENT_BYTES if self._is_tls else len(view)
             while done < len(view):
                 try:
-                    done += self._sock.send(view[done:] if done else view, flags)
+                    done += self._sock.send(view[done : done + most], flags)
                     since = time.monotonic()
                 except (BlockingIOError, TimeoutError) as error:
                     self._look(since, error)
@@ -218,6 +228,12 @@ class Sender:
             except (BlockingIOError, TimeoutError) as error:
                 self._look(since, error)
                 continue
+            except OSError as error:
+                if error.errno not in _OF_THE_FILE:
+                    raise
+                raise SourceError(
+                    f"cannot be read at byte {offset + done:,}: {error.strerror}", errno=error.errno
+                ) from error
             if sent == 0:
                 raise ShortRead(f"the file ends at byte {offset + done:,}", wanted=count, got=done)
             done += sent
