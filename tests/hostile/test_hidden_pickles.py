@@ -1,6 +1,7 @@
 """Pickles where somebody loads them and a scan might not look: each is run by who loads it."""
 
 import bz2
+import codecs
 import gzip
 import io
 import lzma
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import torch
 
+import weighlock
 from interop import tar_checkpoints
 from weighlock.errors import FormatError, WeighlockError
 from weighlock.formats.scanning import scan_source
@@ -231,3 +233,39 @@ def test_a_long_member_is_looked_at_as_far_as_it_is_a_pickle(made):
     for name in ("archive/DATA.PKL", "archive/other"):
         names, _ = told(zipped((name, raw)), Limits(pickle_bytes=4000))
         assert list(names) == ["mkdir"]
+
+
+@pytest.mark.parametrize(
+    "args",
+    [
+        (bytearray, "latin-1"),
+        (bytearray, "ISO-8859-1"),
+        (codecs.encode, "latin1", "strict"),
+        (codecs.encode, "latin_1"),
+    ],
+)
+def test_bytes_in_every_spelling_of_their_text_are_looked_into(made, args):
+    inner = saved({"e": Makes(made), "w": torch.ones(2)})
+    raw = saved({"blob": OfText(args[0], inner.decode("latin-1"), *args[1:])})
+    names, error = told(raw)
+    assert list(names) == ["mkdir"]
+    assert error is None
+    with weighlock.open(raw) as catalog:
+        assert catalog["blob.w"].load().tolist() == [1, 1]
+
+
+def test_bytes_in_a_spelling_nobody_knows_are_looked_into_all_the_same(made):
+    inner = saved({"e": Makes(made)})
+    raw = saved({"blob": OfText(codecs.encode, inner.decode("latin-1"), "cp1252")})
+    names, error = told(raw)
+    assert names or error
+
+
+class OfText:
+    """What a pickle makes of a text."""
+
+    def __init__(self, *made):
+        self.made = made
+
+    def __reduce__(self):
+        return self.made[0], self.made[1:]

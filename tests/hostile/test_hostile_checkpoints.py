@@ -1366,6 +1366,15 @@ def dead_ends(rungs=13, times=1000):
 
 
 LONG = text("x" * 1_000_000) + put(1) + POP
+CLASS = glob("m", "C" * 1_000_000) + put(1) + POP
+
+
+def objects(data):
+    """An array of objects whose data are given as opcodes."""
+    made = call(glob("numpy._core.multiarray", "_reconstruct"), glob("numpy", "ndarray"), ints(0))
+    return made + tup(num(1), ints(1), NONE, FALSE, data) + BUILD
+
+
 COLLIDING = b"".join(num(k * (2**61 - 1)) + NONE for k in range(1, 60_000))
 BYTEARRAY = glob("builtins", "bytearray") + put(2) + POP
 LATIN = text("latin1") + put(2) + POP + glob("_codecs", "encode") + put(3) + POP
@@ -1469,6 +1478,89 @@ BOMBS = [
         None,
     ),
     (
+        "b22 one long class of many objects",
+        lambda: CLASS + row((get(1) + EMPTY_TUPLE + REDUCE) * 4000),
+        False,
+    ),
+    (
+        "b22 a class as long as it may be, of very many objects",
+        lambda: (
+            glob("m", "C" * 990) + put(1) + POP + row((get(1) + EMPTY_TUPLE + REDUCE) * 200_000)
+        ),
+        True,
+    ),
+    (
+        "b22 one long class as many keys",
+        lambda: CLASS + row((EMPTY_DICT + get(1) + NONE + SETITEM) * 4000),
+        False,
+    ),
+    (
+        "b22 names without end",
+        lambda: row(*(glob("m", f"{n:x}") for n in range(1_000_000))),
+        None,
+    ),
+    (
+        "b21 one text 4,000 times as a device",
+        lambda: LONG + row(call(glob("torch", "device"), text("a"), get(1)) * 4000),
+        None,
+    ),
+    (
+        "b21 one tuple of very many arguments",
+        lambda: (
+            tup(NONE * 200_000)
+            + put(1)
+            + POP
+            + row((glob("pathlib", "PosixPath") + get(1) + REDUCE) * 4000)
+        ),
+        None,
+    ),
+    (
+        "b21 one list of objects in many arrays",
+        lambda: row(NONE * 200_000) + put(5) + POP + row(objects(get(5)) * 4000),
+        None,
+    ),
+    (
+        "b21 one dict of attributes of many tensors",
+        lambda: (
+            table(*((f"a{n}", NONE) for n in range(50_000)))
+            + put(5)
+            + POP
+            + row(
+                call(
+                    glob("torch._tensor", "_rebuild_from_type_v2"),
+                    glob("torch._utils", "_rebuild_parameter_with_state"),
+                    glob("m", "T"),
+                    tup(tensor(), FALSE, ORDERED, get(5)),
+                    NONE,
+                )
+                * 4000
+            )
+        ),
+        None,
+    ),
+    (
+        "b21 one list of scales of many tensors",
+        lambda: (
+            row(b"G" + bytes(8) + (b"G" + bytes(8)) * 99_999)
+            + put(5)
+            + POP
+            + row(
+                call(
+                    glob("torch._utils", "_rebuild_qtensor"),
+                    storage("QInt8Storage", "0", 100_000),
+                    num(0),
+                    ints(100_000),
+                    ints(1),
+                    tup(glob("torch", "per_channel_affine"), get(5), get(5), num(0)),
+                    FALSE,
+                    NONE,
+                )
+                * 4000
+            )
+        ),
+        None,
+    ),
+    (
         "b21 a list of tensors in many places",
         lambda: (
             tensor()
@@ -1551,6 +1643,18 @@ def test_deflated_storage_is_not_unpacked_on_opening():
     with weighlock.open(content) as catalog:
         assert catalog["w"].nbytes == len(BOMB)
         assert not catalog["w"][:10].any()
+
+
+def test_what_claims_to_be_packed_into_more_than_it_is_is_not_read():
+    """Behind a URL such a claim costs nothing, and in a file with holes next to nothing."""
+    found = members()
+    for member in found:
+        if member.name.endswith("byteorder"):
+            member.data, member.deflate = bytes(1 << 20), False
+            told = {"method": 8, "size": 6, "stored": 1 << 20}
+            member.local = member.central = told
+    with pytest.raises(LayoutError, match="packs 6 bytes into 1,048,576"):
+        weighlock.open(archive(found))
 
 
 def test_a_deflated_storage_that_ends_early_is_an_error_of_ours():

@@ -105,6 +105,14 @@ def meta(dtype, size):
 
 
 GOOD = {
+    "as torch 1.3 wrote scales": quantised(
+        tup(
+            glob("torch", "per_channel_affine"),
+            row(real(0.5), real(0.25)),
+            call(glob("torch.jit._pickle", "build_intlist"), row(num(1), num(2))),
+            row(num(0)),
+        )
+    ),
     "coo": coo(),
     "csr": csr(),
     "quantised": quantised(),

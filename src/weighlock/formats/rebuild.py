@@ -45,6 +45,8 @@ def tensor_of(record: Any) -> Meaning | None:
         if compose is not None:
             _check_untouched(record, name)
             meaning = compose(record, _plain)
+        else:
+            meaning = _unknown(record)
     return _cast(meaning, casts) if casts else meaning
 
 
@@ -71,8 +73,6 @@ def _stored(record: Any) -> Meaning | None:
         return meaning
     if name[0] == "torch" and name[1] in TENSOR_CLASSES and record.states:
         return old_tensor(record)
-    if "_rebuild_" in name[1] and any(map(_is_storage, record.args[:_FIRST_ARGS])):
-        return Unreadable(f"a tensor that is rebuilt by {record.func.dotted[:_LONGEST_NAME]}")
     return None
 
 
@@ -80,8 +80,15 @@ _FIRST_ARGS = 4
 _LONGEST_NAME = 128
 
 
-def _is_storage(record: Any) -> bool:
-    return type(record) is PersistentId and not is_module(record)
+def _unknown(record: Call) -> Meaning | None:
+    """What somebody's own function would make a tensor of: a storage, and how it is looked at."""
+    if "_rebuild_" not in record.func.name:
+        return None
+    has_storage = any(
+        type(part) is PersistentId and not is_module(part) for part in record.args[:_FIRST_ARGS]
+    )
+    name = record.func.dotted[:_LONGEST_NAME]
+    return Unreadable(f"a tensor that is rebuilt by {name}") if has_storage else None
 
 
 def _check_untouched(record: Call, name: tuple[str, str]) -> None:
