@@ -1,6 +1,10 @@
 """What goes out of a socket, whatever the kernel takes at a time."""
 
+import errno
+import os
 import socket
+import subprocess
+import sys
 import threading
 from contextlib import closing
 
@@ -8,6 +12,7 @@ import numpy as np
 import pytest
 from unit_samples import sample
 
+from conftest import needs_strace
 from weighlock.errors import TransferTimeout
 from weighlock.tensors.arrays import byte_view
 from weighlock.transfer.pieces import Several, views_of
@@ -86,3 +91,34 @@ def _all(sock):
     while more := sock.recv(1 << 16):
         found += more
     return found
+
+
+FAILS = """
+import socket, sys
+from weighlock.errors import SourceError
+from weighlock.sources.local import FileSource
+from weighlock.transfer.pieces import FilePart
+from weighlock.transfer.sending import Sender
+ours, theirs = socket.create_server(("127.0.0.1", 0)), socket.socket()
+theirs.connect(ours.getsockname())
+connection, _ = ours.accept()
+source = FileSource(sys.argv[1])
+try:
+    Sender(connection, 5.0).send_step(FilePart(source, 0, 1000), 0)
+except SourceError as error:
+    print(error.errno, error)
+for each in (source, connection, theirs, ours):
+    each.close()
+"""
+
+
+@needs_strace
+def test_a_disk_that_fails_is_no_broken_connection(tmp_path):
+    path = tmp_path / "file"
+    path.write_bytes(bytes(1000))
+    fault = ("strace", "-f", "-qq", "-o", os.devnull, "-e", "inject=sendfile:error=EIO")
+    done = subprocess.run(
+        [*fault, sys.executable, "-c", FAILS, path], capture_output=True, text=True, timeout=60
+    )
+    told = f"{errno.EIO} {path}: cannot be read from byte 0 on: Input/output error\n"
+    assert done.stdout == told, done.stderr

@@ -40,6 +40,9 @@ class Sendable(Protocol):
     """A file whose bytes the kernel can send by itself."""
 
     @property
+    def label(self) -> str: ...
+
+    @property
     def size(self) -> int: ...
 
     def descriptor(self) -> AbstractContextManager[int]: ...

@@ -21,7 +21,15 @@ from weighlock.limits import Budget
 from weighlock.sources.pace import Pace
 from weighlock.sources.timeouts import set_timeout
 from weighlock.tensors.arrays import byte_view, empty
-from weighlock.transfer.pieces import SMALL_BYTES, Buffer, Piece, Several, bytes_of, piece_length
+from weighlock.transfer.pieces import (
+    SMALL_BYTES,
+    Buffer,
+    Piece,
+    Sendable,
+    Several,
+    bytes_of,
+    piece_length,
+)
 
 __all__ = ["Sender", "wait_readable"]
 
@@ -137,8 +145,7 @@ class Sender:
             began = time.monotonic()
             self._send(view)
         else:
-            with piece.file.descriptor() as fd:
-                self._sendfile(fd, piece.offset + done, step)
+            self._sendfile(piece.file, piece.offset + done, step)
         took_s = time.monotonic() - began
         if self._pace.is_too_slow(took_s, step):
             raise TransferTimeout("the peer takes next to nothing", phase="idle")
@@ -219,7 +226,19 @@ class Sender:
                     used = 0
         self._send(buffer[:used])
 
-    def _sendfile(self, fd: int, offset: int, count: int) -> None:
+    def _sendfile(self, file: Sendable, offset: int, count: int) -> None:
+        with file.descriptor() as fd:
+            try:
+                self._send_from(fd, offset, count)
+            except OSError as error:
+                if error.errno not in _OF_THE_FILE:
+                    raise
+                raise SourceError(
+                    f"{file.label}: cannot be read from byte {offset:,} on: {error.strerror}",
+                    errno=error.errno,
+                ) from error
+
+    def _send_from(self, fd: int, offset: int, count: int) -> None:
         done, since = 0, time.monotonic()
         while done < count:
             try:
@@ -228,12 +247,6 @@ class Sender:
             except (BlockingIOError, TimeoutError) as error:
                 self._look(since, error)
                 continue
-            except OSError as error:
-                if error.errno not in _OF_THE_FILE:
-                    raise
-                raise SourceError(
-                    f"cannot be read at byte {offset + done:,}: {error.strerror}", errno=error.errno
-                ) from error
             if sent == 0:
                 raise ShortRead(f"the file ends at byte {offset + done:,}", wanted=count, got=done)
             done += sent
