@@ -137,12 +137,12 @@ class Share(Offer):
 
     def note_failure(self, span: Span, at: int) -> None:
         """Remember where a range broke off: asked for again, it is tried before it is promised."""
-        # Whoever checks blocks asks again from the one that it has not got.
-        offset = max(span.offset, at - at % BLOCK_BYTES)
+        # Whoever checks blocks asks again from the one that it has not got, others as before.
         with self._lock:
-            if len(self._failures) >= _MOST_FAILURES:
-                self._failures.pop()
-            self._failures.add(offset)
+            for offset in {span.offset, max(span.offset, at - at % BLOCK_BYTES)}:
+                if len(self._failures) >= _MOST_FAILURES:
+                    self._failures.pop()
+                self._failures.add(offset)
 
     def try_again(self, span: Span) -> None:
         """Read a range that broke off the last time, so that what fails is said and not cut off.
