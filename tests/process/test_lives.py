@@ -536,7 +536,7 @@ def test_more_than_there_are_are_not_waited_for(server):
     with pytest.raises(LocalProtocolError, match=r"at_least=5: it is for 2 in all \(a, b\)"):
         share.wait(DEADLINE_S, at_least=5)
     for at_least, timeout_s in (("1", 1), (1.5, 1), (1, "1")):
-        with pytest.raises(TypeError, match="(at_least|timeout_s) must be a"):
+        with pytest.raises(TypeError, match=r"(at_least|timeout_s) must be a"):
             share.wait(timeout_s, at_least=at_least)
     assert server.share(model(0.1)).wait(0.01, at_least=5).landed == ()
 
