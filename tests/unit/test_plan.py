@@ -70,30 +70,31 @@ def test_who_asks_alone_leaves_nothing_to_others():
 def test_what_comes_fast_is_asked_for_in_larger_requests_and_what_comes_slowly_in_smaller_ones():
     portion = Portion(16)
     found = []
-    for seconds in (0.1, 0.1, 0.1, 0.1, 0.1, 0.7, 1.5, 1.5, 1.5, 1.5, 1.5, 0.1, 0.1):
+    for seconds in (0.1, 0.4, 0.1, 0.1, 0.7, 1.5, 1.5, 1.5, 1.5, 1.5, 0.4, 0.6, 0.0):
         found.append(portion.ranges)
         portion.took(range(8 * portion.ranges), seconds)
-    assert found == [1, 2, 4, 8, 16, 16, 16, 8, 4, 2, 1, 1, 2]
+    assert found == [1, 4, 8, 16, 16, 16, 8, 4, 2, 1, 1, 2, 2]
+    assert portion.ranges == 8
 
 
 def test_a_short_request_says_nothing_of_longer_ones():
     portion = Portion(16)
     portion.took(range(8), 0.1)
     portion.took(range(8), 0.1)
-    assert portion.ranges == 2
+    assert portion.ranges == 4
 
 
 def test_what_did_not_go_through_is_not_asked_for_at_once_again():
     portion = Portion(16)
     for _ in range(3):
-        portion.took(range(8 * portion.ranges), 0.1)
+        portion.took(range(8 * portion.ranges), 0.4)
     portion.failed(range(8 * 8))
     assert portion.ranges == 1
     portion.failed(range(8))  # of one range: that was no matter of its size
     found = []
     for _ in range(4):
         found.append(portion.ranges)
-        portion.took(range(8 * portion.ranges), 0.1)
+        portion.took(range(8 * portion.ranges), 0.4)
     assert found == [1, 2, 4, 4]
 
 

@@ -8,8 +8,10 @@ from weighlock.sources.grid import BLOCKS_PER_RANGE, runs
 __all__ = ["Plan", "Portion"]
 
 _REQUEST_S = 1.0
-"""What takes longer is asked for in smaller requests, what takes less than half of it in larger
-ones: who turns out to be slow has not been given much."""
+"""What takes longer is asked for in smaller requests, and what takes less in larger ones that will
+hardly take so long: who turns out to be slow has not been given much."""
+
+_MOST_GROWTH = 4
 
 
 class Portion:
@@ -27,8 +29,9 @@ class Portion:
         """It took so long until a run was through."""
         if seconds > _REQUEST_S:
             self.ranges = max(1, self.ranges // 2)
-        elif seconds < _REQUEST_S / 2 and len(run) > (self.ranges - 1) * BLOCKS_PER_RANGE:
-            self.ranges = min(2 * self.ranges, self._most)
+        elif len(run) > (self.ranges - 1) * BLOCKS_PER_RANGE:
+            growth = int(min(_MOST_GROWTH, _REQUEST_S / max(seconds, 1e-9)))
+            self.ranges = min(growth * self.ranges, self._most)
 
     def failed(self, run: range) -> None:
         """It did not go through: what stands between may not pass so much at once."""
