@@ -50,7 +50,9 @@ _WAIT_S = 5.0
 """How long a reply waits for room in the budget."""
 
 _OF_THE_FILE = frozenset(
-    getattr(errno, name, None) for name in ("EIO", "ESTALE", "ENXIO", "EBADMSG", "EUCLEAN")
+    getattr(errno, name)
+    for name in ("EIO", "ESTALE", "ENXIO", "EBADMSG", "EUCLEAN")
+    if hasattr(errno, name)  # not every system has each, and errors of ours have none at all
 )
 """What `sendfile` says of a disk; connections break otherwise."""
 
